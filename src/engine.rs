@@ -1,0 +1,227 @@
+//! The convenient way in: opens an adapter (or the CPU engine), takes host slices, returns host vectors.
+//!
+//! An [`Engine`] is one of two things behind one interface, and always says which: the GPU kernels on an
+//! adapter, or the CPU engine. Programs that own a `wgpu::Device` use the kernels directly instead.
+
+use crate::cpu::{CpuEngine, CpuPool};
+use crate::error::{Error, Result};
+use crate::problem::{Outputs, Problem, Tensors};
+use crate::slots::Row;
+use serde::Serialize;
+
+/// What may run the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// A discrete GPU, else an integrated one, else the CPU engine. Software adapters are not taken.
+    #[default]
+    Auto,
+    /// The CPU engine.
+    Cpu,
+    /// Vulkan.
+    Vulkan,
+    /// Metal.
+    Metal,
+    /// Direct3D 12.
+    Dx12,
+    /// OpenGL (ES).
+    Gl,
+}
+
+/// Kernel family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Tier {
+    /// float32 arithmetic within the WebGPU default limits; runs on every adapter.
+    #[default]
+    Portable,
+}
+
+impl Tier {
+    /// Name on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Portable => "portable",
+        }
+    }
+}
+
+/// Type in which inputs and outputs lie in GPU memory. Arithmetic and states are float32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Element {
+    /// float32.
+    #[default]
+    F32,
+    /// float16; needs the adapter's `SHADER_F16`.
+    F16,
+}
+
+/// Which engine to open.
+#[derive(Debug, Clone, Default)]
+pub struct EngineOptions {
+    /// Backend.
+    pub backend: Backend,
+    /// Part of the adapter's name (any case), or its index in the list of [`crate::adapter::list`].
+    pub adapter: Option<String>,
+    /// Kernel family; the best for the adapter where `None`.
+    pub tier: Option<Tier>,
+    /// Skips the small known case that is computed when an adapter is opened.
+    pub skip_self_test: bool,
+}
+
+/// What runs the work, for reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Description {
+    /// Adapter name, or the processor for the CPU engine.
+    pub adapter: String,
+    /// `vulkan`, `metal`, `dx12`, `gl`, `webgpu` or `cpu`.
+    pub backend: String,
+    /// Kernel family, or `cpu`.
+    pub tier: String,
+    /// `discrete`, `integrated`, `virtual`, `software`, `other` or `cpu`.
+    pub kind: String,
+    /// Driver name and version, where known.
+    pub driver: String,
+}
+
+/// Options of one prefill.
+#[derive(Debug, Clone, Default)]
+pub struct PrefillOptions {
+    /// Tokens a chunk: 16, 32 or 64; chosen by the engine where `None`.
+    pub chunk: Option<usize>,
+    /// Storage type of inputs and outputs on the GPU.
+    pub element: Element,
+}
+
+/// Outputs with their times.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Outputs.
+    pub outputs: Outputs,
+    /// Device (or engine) time of the passes, milliseconds.
+    pub compute_ms: f64,
+}
+
+/// Called with (tokens done, tokens in all) as work goes on.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+/// An opened engine.
+#[non_exhaustive]
+pub enum Engine {
+    /// The CPU engine.
+    Cpu(CpuEngine),
+}
+
+/// States kept by an engine, one per slot, `[slots, HV, K, V]` float32.
+#[non_exhaustive]
+pub enum Pool {
+    /// In host memory.
+    Cpu(CpuPool),
+}
+
+impl Engine {
+    /// Opens an engine.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`] where no adapter fits (never for [`Backend::Auto`] without an adapter name:
+    /// the CPU engine always exists), [`Error::Device`], [`Error::SelfTest`].
+    pub async fn open(options: &EngineOptions) -> Result<Self> {
+        match options.backend {
+            Backend::Auto | Backend::Cpu => Ok(Self::Cpu(CpuEngine::new())),
+            _ => Err(Error::NoAdapter("not built yet".into())),
+        }
+    }
+
+    /// What runs.
+    pub fn description(&self) -> Description {
+        match self {
+            Self::Cpu(engine) => engine.description(),
+        }
+    }
+
+    /// The chunked form over whole sequences. Inputs must have passed [`Problem::validate_host`].
+    ///
+    /// # Errors
+    /// As [`Problem::validate_lengths`]; [`Error::Unsupported`], [`Error::OutOfMemory`],
+    /// [`Error::DeviceLost`].
+    pub async fn prefill(
+        &self,
+        problem: &Problem,
+        tensors: &Tensors<&[f32]>,
+        options: &PrefillOptions,
+        progress: Progress<'_>,
+    ) -> Result<Run> {
+        match self {
+            Self::Cpu(engine) => engine.prefill(problem, tensors, options, progress),
+        }
+    }
+
+    /// A pool of `slots` zero states for problems with these heads and sizes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::OutOfMemory`].
+    pub async fn pool(&self, problem: &Problem, slots: usize) -> Result<Pool> {
+        match self {
+            Self::Cpu(engine) => Ok(Pool::Cpu(engine.pool(problem, slots)?)),
+        }
+    }
+
+    /// Continues the states in a pool by `problem.tokens` tokens (one, or a few) for each batch row.
+    /// `problem` is not packed and has no initial state; the states in the pool are updated in place.
+    /// Returns `o [B, T, HV, V]`, and the device time in milliseconds. Where an error is returned before
+    /// anything ran, the pool is as it was.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for wrong inputs or rows, [`Error::Unsupported`], [`Error::DeviceLost`].
+    pub async fn decode(
+        &self,
+        problem: &Problem,
+        tensors: &Tensors<&[f32]>,
+        pool: &mut Pool,
+        rows: &[Row],
+    ) -> Result<(Vec<f32>, f64)> {
+        match (self, pool) {
+            (Self::Cpu(engine), Pool::Cpu(pool)) => engine.decode(problem, tensors, pool, rows),
+        }
+    }
+}
+
+impl Pool {
+    /// Number of slots.
+    pub fn slots(&self) -> usize {
+        match self {
+            Self::Cpu(pool) => pool.slots(),
+        }
+    }
+
+    /// The state in `slot`, `[HV, K, V]`.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for a slot that does not exist, [`Error::DeviceLost`].
+    pub async fn read(&self, slot: usize) -> Result<Vec<f32>> {
+        match self {
+            Self::Cpu(pool) => pool.read(slot),
+        }
+    }
+
+    /// Replaces the state in `slot` by `state [HV, K, V]`.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for a slot that does not exist or a wrong length, [`Error::DeviceLost`].
+    pub async fn write(&mut self, slot: usize, state: &[f32]) -> Result<()> {
+        match self {
+            Self::Cpu(pool) => pool.write(slot, state),
+        }
+    }
+
+    /// Copies the state in slot `from` to slot `to` (prefix reuse).
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for a slot that does not exist, [`Error::DeviceLost`].
+    pub async fn copy(&mut self, from: usize, to: usize) -> Result<()> {
+        match self {
+            Self::Cpu(pool) => pool.copy(from, to),
+        }
+    }
+}

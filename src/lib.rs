@@ -1,0 +1,18 @@
+//! Erase-then-Delta Attention and its family on any GPU. (Crate documentation is written below.)
+#![warn(missing_docs)]
+
+pub mod cpu;
+pub mod engine;
+pub mod error;
+pub mod layer;
+pub mod problem;
+pub mod reference;
+pub mod rows;
+pub mod rule;
+pub mod slots;
+
+pub use engine::{Backend, Element, Engine, EngineOptions, Pool, PrefillOptions, Tier};
+pub use error::{Error, Result};
+pub use problem::{Decay, DecayGate, GateForm, Operand, Outputs, Problem, Tensors, relative_error};
+pub use rule::Rule;
+pub use slots::Row;
