@@ -1,10 +1,13 @@
 //! Erase-then-Delta Attention and its family on any GPU. (Crate documentation is written below.)
 #![warn(missing_docs)]
 
+pub mod battery;
 pub mod cpu;
 pub mod engine;
 pub mod error;
+pub mod generate;
 pub mod layer;
+pub mod parts;
 pub mod problem;
 pub mod reference;
 pub mod rows;
