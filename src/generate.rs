@@ -260,31 +260,34 @@ fn gates(form: GateForm, recipe: &Recipe, len: usize, rng: &mut Rng) -> Vec<f32>
 }
 
 fn log_decays(p: &Problem, recipe: &Recipe, len: usize, rng: &mut Rng) -> Vec<f32> {
-    let width = p.row_len(Operand::G).max(1);
-    let mut cliff = 0;
-    (0..len)
-        .map(|i| {
-            if i % width == 0 {
-                cliff = if rng.chance(0.1) { 2 } else { 0 };
-            }
-            match recipe.decays {
-                Decays::None => 0.0,
-                Decays::Weak => -rng.uniform(0.0, 0.3),
-                Decays::Floor => -5.0,
-                Decays::Full => f32::NEG_INFINITY,
-                Decays::Cliff if cliff > 0 && (i + cliff) % 2 == 0 => -1000.0,
-                Decays::Cliff => -rng.uniform(0.0, 1e-3),
-                Decays::Mixed => match rng.below(40) {
-                    0..16 => -rng.uniform(0.0, 1e-3),
-                    16..32 => -rng.uniform(0.0, 0.6),
-                    32..36 => -rng.uniform(4.0, 5.0),
-                    36..38 => -60.0,
-                    38 => -1000.0,
-                    _ => f32::NEG_INFINITY,
-                },
-            }
-        })
-        .collect()
+    let width = p.row_len(Operand::G);
+    // Half of the channels (for scalar decays: heads) never decay hard, so that some content crosses chunks.
+    let gentle: Vec<bool> = (0..width).map(|c| rng.chance(0.5) && c > 0).collect();
+    let mut cliff = None;
+    let mut out = Vec::with_capacity(len);
+    while out.len() < len {
+        let column = out.len() % width;
+        if column == 0 {
+            cliff = rng.chance(0.1).then(|| rng.below(2));
+        }
+        out.push(match recipe.decays {
+            Decays::None => 0.0,
+            Decays::Weak => -rng.uniform(0.0, 0.3),
+            Decays::Floor => -5.0,
+            Decays::Full => f32::NEG_INFINITY,
+            Decays::Cliff if cliff == Some(column % 2) => -1000.0,
+            Decays::Cliff => -rng.uniform(0.0, 1e-3),
+            Decays::Mixed => match rng.below(if gentle[column] { 32 } else { 40 }) {
+                0..16 => -rng.uniform(0.0, 1e-3),
+                16..32 => -rng.uniform(0.0, 0.6),
+                32..36 => -rng.uniform(4.0, 5.0),
+                36..38 => -60.0,
+                38 => -1000.0,
+                _ => f32::NEG_INFINITY,
+            },
+        });
+    }
+    out
 }
 
 /// The layer's `a`: mostly moderate, now and then far out on either side.
