@@ -16,6 +16,7 @@ pub async fn decode(
     engine: &Engine,
     problem: &Problem,
     tensors: &Tensors<&[f32]>,
+    options: &DecodeOptions,
     progress: Progress<'_>,
 ) -> Result<Run> {
     problem.validate_lengths(tensors, |t| t.len())?;
@@ -73,7 +74,7 @@ pub async fn decode(
             }
         }
         let (step_o, ms) = engine
-            .decode(&step, &inputs.slices(), &mut pool, &rows)
+            .decode(&step, &inputs.slices(), &mut pool, &rows, options)
             .await?;
         for n in (0..sequences).filter(running) {
             let at = token_of(n) * o_row;

@@ -261,7 +261,17 @@ fn compute(args: &Args, input: &Input) -> eda_wgpu::Result<(Report, Outputs)> {
     let run: Run = pollster::block_on(async {
         match args.mode {
             Mode::Decode => {
-                eda_wgpu::sequential::decode(&engine, problem, &tensors, &on_progress).await
+                eda_wgpu::sequential::decode(
+                    &engine,
+                    problem,
+                    &tensors,
+                    &DecodeOptions {
+                        element: args.dtype.into(),
+                        allow_non_finite: args.allow_non_finite,
+                    },
+                    &on_progress,
+                )
+                .await
             }
             _ if !args.split.is_empty() => {
                 let points = &args.split;
