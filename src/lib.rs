@@ -4,12 +4,16 @@
 pub mod cpu;
 pub mod engine;
 pub mod error;
+#[cfg(feature = "cli")]
+pub mod file;
 pub mod layer;
 pub mod problem;
 pub mod reference;
 pub mod rows;
 pub mod rule;
+pub mod sequential;
 pub mod slots;
+pub mod split;
 
 pub use engine::{Backend, Element, Engine, EngineOptions, Pool, PrefillOptions, Tier};
 pub use error::{Error, Result};
