@@ -37,11 +37,7 @@ fn read(path: &Path) -> Case {
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let metadata = header.metadata().clone().unwrap_or_default();
     let raw = metadata.get("raw").is_some_and(|x| x == "true");
-    let number = |key: &str| {
-        metadata
-            .get(key)
-            .map(|x| x.parse::<f32>().expect("a number"))
-    };
+    let number = |key: &str| metadata.get(key).map(|x| x.parse::<f32>().expect("a number"));
     let shape = |name: &str| file.tensor(name).expect("a tensor").shape().to_vec();
 
     let factors = number("householders").map_or(1, |n| n as usize);
