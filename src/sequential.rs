@@ -1,7 +1,7 @@
 //! Whole sequences through the decode path, token by token: what a model does while it generates, over
 //! inputs that are all there already.
 
-use crate::engine::{Engine, Progress, Run};
+use crate::engine::{DecodeOptions, Engine, Progress, Run};
 use crate::error::Result;
 use crate::problem::{Operand, Outputs, Problem, Tensors};
 use crate::slots::Row;
