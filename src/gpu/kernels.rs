@@ -621,6 +621,7 @@ impl Kernels {
                         problem,
                         element,
                         Some(&plan.shape),
+                        false,
                         &bound,
                         groups,
                     )?);
@@ -764,7 +765,7 @@ impl Kernels {
                 &mut writer,
             )?;
             let at = writer.push(params);
-            ready.push((bound, packs, at, table_at, count));
+            ready.push((bound, packs, at, table_at, count, params.state_at));
         }
         let uniforms = self.buffer(
             "parameters",
@@ -774,7 +775,7 @@ impl Kernels {
         )?;
         let columns = problem.value_dim.div_ceil(32) as u64;
         let mut steps = Vec::with_capacity(ready.len());
-        for (mut bound, packs, at, table_at, count) in ready {
+        for (mut bound, packs, at, table_at, count, state_at) in ready {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
             bound.set(Binding::Params, params_at(&uniforms, at));
             bound.set(
@@ -786,7 +787,16 @@ impl Kernels {
                 },
             );
             let groups = (count * problem.value_heads) as u64 * columns;
-            dispatches.push(self.dispatch(Pass::Decode, problem, element, None, &bound, groups)?);
+            let aligned = problem.value_dim.is_multiple_of(4) && state_at.is_multiple_of(4);
+            dispatches.push(self.dispatch(
+                Pass::Decode,
+                problem,
+                element,
+                None,
+                aligned,
+                &bound,
+                groups,
+            )?);
             steps.push(dispatches);
         }
         Ok(Call { steps })
@@ -1073,18 +1083,21 @@ impl Kernels {
                 bound.set(Binding::Scratch, pack.target);
                 let any = Problem::new(crate::rule::Rule::Linear, [1, 1, 1, 1, 1, 1]);
                 let groups = pack.words.div_ceil(256);
-                self.dispatch(Pass::Pack, &any, Element::F32, None, &bound, groups)
+                self.dispatch(Pass::Pack, &any, Element::F32, None, false, &bound, groups)
             })
             .collect()
     }
 
-    /// Chooses and builds the pipeline of a pass and binds its buffers.
+    /// Chooses and builds the pipeline of a pass and binds its buffers. `aligned`: states can be moved four
+    /// columns at a time.
+    #[allow(clippy::too_many_arguments)]
     fn dispatch(
         &self,
         pass: Pass,
         problem: &Problem,
         element: Element,
         shape: Option<&ChunkShape>,
+        aligned: bool,
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
@@ -1098,6 +1111,7 @@ impl Kernels {
             },
             second: shaders::reads_second(problem, pass),
             gates: touches_rule && shaders::reads_gates(problem),
+            vector: pass == Pass::Decode && aligned,
             shared: false,
         };
         let list = shaders::bindings(pass, variant);
