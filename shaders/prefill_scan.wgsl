@@ -8,6 +8,7 @@
 // Every thread holds 4 columns (tx) of some rows: rows ty, ty + NTY, … of U and O; of S the channels
 // 4 ty .. 4 ty + 3, then 4 NTY further on, and so on.
 
+@group(0) @binding(10) var<storage, read> initial: array<f32>;  // [N, HV, K, V]
 @group(0) @binding(12) var<storage, read> scratch: array<vec4<f32>>;
 
 override VB: u32 = 32u;         // value columns of this workgroup
