@@ -10,6 +10,7 @@
 // workgroup memory; each left operand is read by one row of threads alone and comes straight from scratch
 // memory, a group of loads ahead of the arithmetic.
 
+@group(0) @binding(10) var<storage, read> initial: array<f32>;  // [N, HV, K, V]
 @group(0) @binding(12) var<storage, read> scratch: array<vec4<f32>>;
 @group(0) @binding(11) var<storage, read_write> state: array<f32>;  // [N, HV, K, V]
 

@@ -200,15 +200,7 @@ impl Engine {
             ("decode", &o, &right.o),
             ("decode's state", &state, &right.final_state),
         ] {
-            let error = relative_error(found, right);
-            if error > SELF_TEST_LIMIT {
-                return Err(Error::SelfTest {
-                    adapter: self.description().adapter,
-                    case: case.to_owned(),
-                    error,
-                    limit: SELF_TEST_LIMIT,
-                });
-            }
+            judge(&self.description().adapter, case, found, right)?;
         }
         Ok(())
     }
@@ -284,6 +276,20 @@ impl Engine {
     }
 }
 
+/// Whether an answer of the self-test is right.
+fn judge(adapter: &str, case: &str, found: &[f32], right: &[f64]) -> Result<()> {
+    let error = relative_error(found, right);
+    if error <= SELF_TEST_LIMIT {
+        return Ok(());
+    }
+    Err(Error::SelfTest {
+        adapter: adapter.to_owned(),
+        case: case.to_owned(),
+        error,
+        limit: SELF_TEST_LIMIT,
+    })
+}
+
 impl Pool {
     /// Number of slots.
     pub fn slots(&self) -> usize {
@@ -323,6 +329,41 @@ impl Pool {
         match self {
             Self::Cpu(pool) => pool.copy(from, to),
             Self::Gpu(pool) => pool.copy(from, to),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "Driver computes garbage": one wrong value, a zero output, a NaN or a missing value refuse the adapter.
+    #[test]
+    fn the_self_test_refuses_a_wrong_answer_and_says_which() {
+        let right: Vec<f64> = (0..100).map(|i| f64::from(i) - 50.0).collect();
+        let found: Vec<f32> = right.iter().map(|&x| x as f32).collect();
+        judge("gpu", "decode", &found, &right).expect("right");
+
+        let wrong = |change: &dyn Fn(&mut Vec<f32>)| {
+            let mut found = found.clone();
+            change(&mut found);
+            judge("gpu", "decode", &found, &right).expect_err("wrong")
+        };
+        let error = wrong(&|x| x[7] += 0.01);
+        let message = error.to_string();
+        assert!(
+            message.contains("gpu") && message.contains("decode"),
+            "{message}"
+        );
+        for error in [
+            error,
+            wrong(&|x| x.fill(0.0)),
+            wrong(&|x| x[99] = f32::NAN),
+            wrong(&|x| x[0] = f32::INFINITY),
+            wrong(&|x| x.rotate_left(1)),
+            wrong(&|x| x.truncate(99)),
+        ] {
+            assert!(matches!(error, Error::SelfTest { .. }), "{error}");
         }
     }
 }

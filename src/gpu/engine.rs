@@ -1,7 +1,8 @@
 //! An opened adapter: host slices in, host vectors out. Long prefills go through in parts, so that GPU memory
 //! stays bounded and upload, compute and read-back overlap; one submission is a bounded amount of work.
 
-use super::kernels::{Call, Kernels, PrefillSettings, Slice, operand_element};
+use super::kernels::{Call, Kernels, PrefillSettings, Slice, guarded, operand_element, reported};
+use super::plan;
 use crate::adapter;
 use crate::engine::{DecodeOptions, Description, Element, PrefillOptions, Progress, Run, Tier};
 use crate::error::{Error, Result};
@@ -25,7 +26,7 @@ const SUBMISSION_FLOPS: f64 = 20e9;
 #[derive(Default)]
 struct Health {
     lost: Option<String>,
-    error: Option<String>,
+    error: Option<Error>,
 }
 
 /// The GPU engine.
@@ -74,7 +75,7 @@ fn check_health(health: &Mutex<Health>) -> Result<()> {
         return Err(Error::DeviceLost(reason.clone()));
     }
     match health.error.take() {
-        Some(message) => Err(Error::Device(message)),
+        Some(error) => Err(error),
         None => Ok(()),
     }
 }
@@ -280,7 +281,7 @@ impl GpuEngine {
         });
         let errors = health.clone();
         device.on_uncaptured_error(Arc::new(move |error| {
-            lock(&errors).error = Some(error.to_string());
+            lock(&errors).error = Some(reported(error, "a transfer", 0));
         }));
         Self {
             description,
@@ -460,10 +461,12 @@ impl GpuEngine {
         let bytes = (part.problem.output_len() as u64 * element.bytes()).next_multiple_of(4);
         let output = self.storage("the outputs", bytes)?;
         let readback = self.readback(bytes)?;
+        // A short part takes the chunk size of the whole: the same pipelines, and the same bits.
+        let chunk = plan::chunk_shape(problem, options.chunk)?.tokens;
         let plan = self.kernels.plan_prefill(
             &part.problem,
             &PrefillSettings {
-                chunk: options.chunk,
+                chunk: Some(chunk),
                 element,
                 continues,
                 ..PrefillSettings::default()
@@ -643,6 +646,13 @@ impl GpuEngine {
         check_health(&self.health)?;
         problem.validate_lengths(tensors, |t| t.len())?;
         validate_rows(rows, problem.batch, pool.slots)?;
+        if pool.device != *self.device() {
+            return Err(Error::tensor(
+                "the state pool",
+                "one of this engine",
+                "one of another device",
+            ));
+        }
         let shape = [problem.value_heads, problem.key_dim, problem.value_dim];
         if shape != pool.shape {
             return Err(Error::tensor(
@@ -722,12 +732,14 @@ async fn read_words(
         return Ok(Vec::new());
     }
     let bytes = words as u64 * 4;
-    let readback = Owned(device.create_buffer(&wgpu::BufferDescriptor {
-        label: Some("eda: read-back"),
-        size: bytes,
-        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-        mapped_at_creation: false,
-    }));
+    let readback = Owned(guarded(device, "the read-back", bytes, || {
+        device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("eda: read-back"),
+            size: bytes,
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    })?);
     let mut encoder = device.create_command_encoder(&Default::default());
     encoder.copy_buffer_to_buffer(buffer, offset, &readback.0, 0, bytes);
     queue.submit([encoder.finish()]);
@@ -804,12 +816,14 @@ impl GpuPool {
         }
         // A copy within one buffer is not allowed, so it goes through another.
         let bytes = self.state_words() as u64 * 4;
-        let between = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("eda: slot copy"),
-            size: bytes,
-            usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
+        let between = guarded(&self.device, "a copy of a slot", bytes, || {
+            self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("eda: slot copy"),
+                size: bytes,
+                usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        })?;
         let mut encoder = self.device.create_command_encoder(&Default::default());
         encoder.copy_buffer_to_buffer(&self.buffer, from, &between, 0, bytes);
         encoder.copy_buffer_to_buffer(&between, 0, &self.buffer, to, bytes);

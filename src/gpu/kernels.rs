@@ -108,6 +108,11 @@ struct PipelineKey {
     constants: Vec<(&'static str, u64)>,
 }
 
+/// Bindings that the passes number (the largest of [`Binding`], plus one).
+const BINDINGS: usize = Binding::Scratch as usize + 1;
+/// Bytes bound in place of an operand that is absent or empty.
+const NOTHING: u64 = 256;
+
 /// Pipelines for a device, built when first used and kept.
 pub struct Kernels {
     device: wgpu::Device,
@@ -115,7 +120,8 @@ pub struct Kernels {
     features: wgpu::Features,
     /// A processor plays the GPU.
     software: bool,
-    /// Bound in place of operands that are absent or empty.
+    /// Bound in place of operands that are absent or empty: [`NOTHING`] bytes for each binding number, since
+    /// browsers refuse writable bindings that overlap.
     nothing: wgpu::Buffer,
     pipelines: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
 }
@@ -265,18 +271,50 @@ struct Bound<'a> {
 
 /// What is bound where in one step, by binding number.
 struct Bindings<'a> {
-    bound: [Option<Bound<'a>>; 13],
-    nothing: Bound<'a>,
+    bound: [Option<Bound<'a>>; BINDINGS],
+    nothing: &'a wgpu::Buffer,
 }
 
 impl<'a> Bindings<'a> {
-    fn set(&mut self, binding: Binding, bound: Bound<'a>) {
-        self.bound[binding as usize] = Some(bound);
+    fn set(&mut self, binding: Binding, bound: impl Into<Option<Bound<'a>>>) {
+        self.bound[binding as usize] = bound.into();
     }
 
     fn get(&self, binding: Binding) -> Bound<'a> {
-        self.bound[binding as usize].unwrap_or(self.nothing)
+        self.bound[binding as usize].unwrap_or(Bound {
+            buffer: self.nothing,
+            offset: binding as u64 * NOTHING,
+            size: NOTHING,
+        })
     }
+}
+
+/// A slice by name, with the bytes of it that are used.
+type Named<'a> = (&'static str, Slice<'a>, u64);
+
+/// Refuses written slices that overlap each other or one that is read: what is in them would depend on timing.
+fn check_overlaps(written: &[Named<'_>], read: &[Named<'_>]) -> Result<()> {
+    for (i, (name, a, a_bytes)) in written.iter().enumerate() {
+        for (other, b, b_bytes) in written[i + 1..].iter().chain(read) {
+            let overlap = a.buffer == b.buffer
+                && a.offset < b.offset.saturating_add(*b_bytes)
+                && b.offset < a.offset.saturating_add(*a_bytes);
+            if overlap && *a_bytes > 0 && *b_bytes > 0 {
+                return Err(Error::tensor(
+                    *name,
+                    "bytes that no other slice has, since they are written",
+                    format!(
+                        "bytes {}..{} over `{other}` at {}..{}",
+                        a.offset,
+                        a.offset + a_bytes,
+                        b.offset,
+                        b.offset + b_bytes
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Workgroups folded into two dimensions of at most 65,535.
@@ -302,7 +340,7 @@ fn offset_u32(what: &str, elements: u64) -> Result<u32> {
 }
 
 /// Runs `create` under error scopes of our own and turns what they caught into an [`Error`].
-fn guarded<T>(
+pub(super) fn guarded<T>(
     device: &wgpu::Device,
     what: &str,
     bytes: u64,
@@ -319,31 +357,47 @@ fn guarded<T>(
         validation.pop().now_or_never(),
     ];
     for error in caught.into_iter().flatten().flatten() {
-        return Err(match error {
-            wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory {
-                what: what.to_owned(),
-                bytes,
-            },
-            other => Error::Device(format!("{what}: {other}")),
-        });
+        return Err(reported(error, what, bytes));
     }
     Ok(value)
+}
+
+/// What wgpu reports, as an [`Error`] of this crate.
+pub(super) fn reported(error: wgpu::Error, what: &str, bytes: u64) -> Error {
+    match error {
+        wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory {
+            what: what.to_owned(),
+            bytes,
+        },
+        other => Error::Device(format!("{what}: {other}")),
+    }
 }
 
 impl Kernels {
     /// Kernels for a device; costs nothing until a plan is made.
     pub fn new(device: &wgpu::Device) -> Self {
+        // On a device that is already lost (or full) this buffer is invalid, and so is every later call; the
+        // error is theirs to report, not the owner's uncaptured one.
+        let scopes = [
+            wgpu::ErrorFilter::Validation,
+            wgpu::ErrorFilter::OutOfMemory,
+        ]
+        .map(|filter| device.push_error_scope(filter));
+        let nothing = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("eda: nothing"),
+            size: NOTHING * BINDINGS as u64,
+            usage: wgpu::BufferUsages::STORAGE,
+            mapped_at_creation: false,
+        });
+        for scope in scopes.into_iter().rev() {
+            let _ = scope.pop().now_or_never();
+        }
         Self {
             device: device.clone(),
             limits: device.limits(),
             features: device.features(),
             software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
-            nothing: device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("eda: nothing"),
-                size: 256,
-                usage: wgpu::BufferUsages::STORAGE,
-                mapped_at_creation: false,
-            }),
+            nothing,
             pipelines: Mutex::new(HashMap::new()),
         }
     }
@@ -413,9 +467,14 @@ impl Kernels {
             scratch: settings
                 .scratch_limit
                 .min(self.limits.max_buffer_size - 512),
-            binding: self.limits.max_storage_buffer_binding_size.min(1 << 32) & !255,
-            element: settings.element.bytes(),
+            binding: self.binding_limit(),
+            element: settings.element,
         }
+    }
+
+    /// Largest binding that is used: shaders index words with 32 bits.
+    fn binding_limit(&self) -> u64 {
+        self.limits.max_storage_buffer_binding_size.min(1 << 32) & !255
     }
 
     /// Cuts a prefill for this device. Costs a small buffer; the pipelines are built by [`Kernels::prefill`].
@@ -479,10 +538,12 @@ impl Kernels {
     }
 
     /// Binds a prefill: `o [B, T, HV, V]` and `final_state [N, HV, K, V]` (float32) are written, nothing
-    /// outside them. `scratch` needs [`PrefillPlan::scratch_bytes`]; it is allocated where `None`, and lives
-    /// as long as the call.
+    /// outside them. `scratch` needs [`PrefillPlan::scratch_bytes`], at an offset that is a multiple of 16; it is
+    /// allocated where `None`, and lives as long as the call.
     ///
-    /// Slices may lie in one and the same buffer as long as those that are written overlap no other.
+    /// Slices may lie in one and the same buffer as long as those that are written overlap no other. (Sequences
+    /// that continue the states in `final_state` take no initial state but [`PrefillSettings::continues`].)
+    /// In a browser the slices of a buffer that is also written must in addition start at multiples of 256.
     ///
     /// # Errors
     /// [`Error::Tensor`] for a missing, extra or misplaced slice, [`Error::Unsupported`] where the device
@@ -514,13 +575,7 @@ impl Kernels {
         let owned;
         let scratch = match scratch {
             Some(s) => {
-                if s.size < plan.scratch_bytes() {
-                    return Err(Error::tensor(
-                        "scratch",
-                        format!("{} bytes", plan.scratch_bytes()),
-                        s.size,
-                    ));
-                }
+                self.check_slice("scratch", s, plan.scratch_bytes())?;
                 s
             }
             None => {
@@ -533,6 +588,14 @@ impl Kernels {
                 Slice::whole(&owned)
             }
         };
+        check_overlaps(
+            &[
+                ("o", o, problem.output_len() as u64 * element.bytes()),
+                ("final_state", final_state, problem.states_len() as u64 * 4),
+                ("scratch", scratch, plan.scratch_bytes()),
+            ],
+            &named(problem, element, tensors),
+        )?;
 
         let mut writer = ParamsWriter::default();
         let mut prepared = Vec::with_capacity(plan.steps.len());
@@ -548,7 +611,9 @@ impl Kernels {
             let (at, range) = self.range("o", o, output_rows(problem, &rows), element.bytes())?;
             params.o_at = at;
             bound.set(Binding::O, range);
-            let states = 0..problem.states_len() as u64;
+            let state_words = plan::state_bytes(problem) / 4;
+            let states =
+                step.states.start as u64 * state_words..step.states.end as u64 * state_words;
             let (at, range) = self.range("final_state", final_state, states.clone(), 4)?;
             params.state_at = at;
             bound.set(Binding::State, range);
@@ -660,9 +725,21 @@ impl Kernels {
             return Ok(Call { steps: Vec::new() });
         }
 
+        check_overlaps(
+            &[
+                ("o", o, problem.output_len() as u64 * element.bytes()),
+                ("the state pool", pool, slots * slot_words * 4),
+            ],
+            &named(problem, element, tensors),
+        )?;
+
         // The part of the pool that one binding covers.
-        let binding = self.limits.max_storage_buffer_binding_size & !255;
-        let window = (binding.saturating_sub(512) / (slot_words * 4)) as usize;
+        let bounds = self.bounds(&PrefillSettings {
+            element,
+            ..PrefillSettings::default()
+        });
+        let binding = bounds.binding;
+        let window = (bounds.window() / (slot_words * 4)) as usize;
         if window == 0 {
             return Err(Error::unsupported(
                 "bytes of one slot's states",
@@ -671,14 +748,8 @@ impl Kernels {
             ));
         }
         // The same for the rows of the operands.
-        let widest = Operand::ALL
-            .into_iter()
-            .filter(|&op| problem.uses(op) && problem.rows_per_token(op) > 0)
-            .map(|op| problem.rows_per_token(op) * problem.row_len(op))
-            .max()
-            .unwrap_or(1);
-        let row_bytes = (widest * problem.tokens) as u64 * element.bytes();
-        let batch_window = (binding.saturating_sub(512) / row_bytes.max(1)) as usize;
+        let row_bytes = plan::token_bytes(problem, element) * problem.tokens as u64;
+        let batch_window = (bounds.window() / row_bytes) as usize;
         if batch_window == 0 {
             return Err(Error::unsupported(
                 "bytes of one batch row",
@@ -820,26 +891,22 @@ impl Kernels {
 
     fn no_bindings(&self) -> Bindings<'_> {
         Bindings {
-            bound: [None; 13],
-            nothing: Bound {
-                buffer: &self.nothing,
-                offset: 0,
-                size: 256,
-            },
+            bound: [None; BINDINGS],
+            nothing: &self.nothing,
         }
     }
 
-    /// The aligned binding that covers elements `range` of a slice, and the element of the binding at which
-    /// the range starts.
+    /// The aligned binding that covers elements `range` of a slice (none where the range is empty), and the
+    /// element of the binding at which the range starts.
     fn range<'a>(
         &'a self,
         what: &str,
         slice: Slice<'a>,
         range: std::ops::Range<u64>,
         element: u64,
-    ) -> Result<(u32, Bound<'a>)> {
+    ) -> Result<(u32, Option<Bound<'a>>)> {
         if range.is_empty() {
-            return Ok((0, self.no_bindings().nothing));
+            return Ok((0, None));
         }
         let alignment = u64::from(self.limits.min_storage_buffer_offset_alignment);
         let start = slice.offset + range.start * element;
@@ -857,11 +924,11 @@ impl Kernels {
         let at = offset_u32(what, (start - offset) / element)?;
         Ok((
             at,
-            Bound {
+            Some(Bound {
                 buffer: slice.buffer,
                 offset,
                 size,
-            },
+            }),
         ))
     }
 
@@ -959,7 +1026,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// The range that covers all gates, where they lie in one buffer with nothing written in between.
+    /// The range that covers all gates, where they lie in one buffer with nothing written in between (in a
+    /// browser, which refuses overlapping bindings once the buffer is written: nothing else in between).
     fn gates_in_one_buffer<'a>(
         &self,
         problem: &Problem,
@@ -993,9 +1061,15 @@ impl Kernels {
         let alignment = u64::from(self.limits.min_storage_buffer_offset_alignment);
         let start = cover.offset - cover.offset % alignment;
         let end = cover.offset + cover.size;
-        let clear = written
-            .iter()
-            .all(|w| w.buffer != cover.buffer || w.offset >= end || w.offset + w.size <= start);
+        let clear_of = |w: &Slice<'_>| {
+            w.buffer != cover.buffer || w.offset >= end || w.offset + w.size <= start
+        };
+        let mut clear = written.iter().all(clear_of);
+        if cfg!(target_arch = "wasm32") && written.iter().any(|w| w.buffer == cover.buffer) {
+            clear &= tensors
+                .iter()
+                .all(|(o, slice)| GATES.contains(&o) || clear_of(slice));
+        }
         (clear && end - start <= self.limits.max_storage_buffer_binding_size).then_some(cover)
     }
 
@@ -1038,12 +1112,12 @@ impl Kernels {
             };
             let range = rows_of(gate);
             let words = range.end - range.start;
-            if words == 0 {
-                continue;
-            }
             let (source_at, source) = self.range(problem.name(gate), slice, range, 4)?;
             let (target_at, target) =
                 self.range("the gathered gates", gathered, filled..filled + words, 4)?;
+            let (Some(source), Some(target)) = (source, target) else {
+                continue;
+            };
             let pack = Params {
                 tokens: offset_u32(problem.name(gate), words)?,
                 q_at: source_at,
@@ -1101,19 +1175,8 @@ impl Kernels {
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
-        let touches_rule = matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode);
-        let mut variant = Variant {
-            // Passes over scratch memory alone are the same for every element type.
-            element: if touches_rule || pass == Pass::Scan {
-                element
-            } else {
-                Element::F32
-            },
-            second: shaders::reads_second(problem, pass),
-            gates: touches_rule && shaders::reads_gates(problem),
-            vector: pass == Pass::Decode && aligned,
-            shared: false,
-        };
+        let mut variant = shaders::variant(pass, problem, element);
+        variant.vector = pass == Pass::Decode && aligned;
         let list = shaders::bindings(pass, variant);
         let storage: Vec<_> = list
             .iter()
@@ -1141,6 +1204,22 @@ impl Kernels {
                     .iter()
                     .any(|(b, _)| a != b && bound.get(*a).buffer == bound.get(*b).buffer)
         });
+        if cfg!(target_arch = "wasm32") && variant.shared {
+            let ranges: Vec<_> = storage.iter().map(|(b, _)| bound.get(*b)).collect();
+            for (i, a) in ranges.iter().enumerate() {
+                if ranges[i + 1..].iter().any(|b| {
+                    a.buffer == b.buffer
+                        && a.offset < b.offset + b.size
+                        && b.offset < a.offset + a.size
+                }) {
+                    return Err(Error::tensor(
+                        pass.name(),
+                        "bindings that do not overlap: slices at multiples of 256 bytes in a buffer that is written",
+                        format!("two at byte {}", a.offset),
+                    ));
+                }
+            }
+        }
         let constants = shaders::constants(pass, problem, shape);
         let pipeline = self.pipeline(pass, variant, &constants)?;
         let entries: Vec<_> = list
@@ -1258,6 +1337,17 @@ impl Kernels {
         pipelines.insert(key, built.clone());
         Ok(built)
     }
+}
+
+/// The inputs, with the bytes that are read.
+fn named<'a>(problem: &Problem, element: Element, tensors: &Tensors<Slice<'a>>) -> Vec<Named<'a>> {
+    tensors
+        .iter()
+        .map(|(o, &slice)| {
+            let bytes = problem.len(o) as u64 * operand_element(o, element).bytes();
+            (problem.name(o), slice, bytes)
+        })
+        .collect()
 }
 
 const GATES: [Operand; 4] = [

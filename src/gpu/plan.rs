@@ -1,7 +1,9 @@
 //! How a prefill is cut into dispatches that fit the device: which chunks and heads go together, so that
 //! scratch memory, bindings and the length of one dispatch stay bounded whatever the size of the problem.
 
+use super::kernels::operand_element;
 use super::shaders::ChunkShape;
+use crate::engine::Element;
 use crate::error::{Error, Result};
 use crate::problem::{Operand, Problem};
 
@@ -15,8 +17,16 @@ pub struct Bounds {
     pub scratch: u64,
     /// Largest storage binding, bytes.
     pub binding: u64,
-    /// Bytes of an input element.
-    pub element: u64,
+    /// Storage type of the inputs.
+    pub element: Element,
+}
+
+impl Bounds {
+    /// Bytes of a binding that data may fill: it may start up to 256 bytes early to be aligned, and ends on a
+    /// multiple of 4.
+    pub fn window(&self) -> u64 {
+        self.binding.saturating_sub(512)
+    }
 }
 
 /// Where a piece of a sequence finds the state it continues.
@@ -35,8 +45,10 @@ pub enum Source {
 pub struct Step {
     /// Tokens that the bindings cover, numbered through all batch rows.
     pub tokens: std::ops::Range<usize>,
+    /// Sequences whose states the bindings cover.
+    pub states: std::ops::Range<usize>,
     /// `(first token in the binding, tokens, 0, 0)` for each chunk, then
-    /// `(first chunk, chunks, state, source)` for each piece of a sequence.
+    /// `(first chunk, chunks, state in the binding, source)` for each piece of a sequence.
     pub table: Vec<[u32; 4]>,
     /// How many entries of the table are chunks.
     pub chunks: usize,
@@ -87,23 +99,30 @@ pub fn chunk_shape(problem: &Problem, asked: Option<usize>) -> Result<ChunkShape
     })
 }
 
-/// Largest number of tokens whose rows fit one binding, for every per-token operand and the output.
-fn tokens_per_binding(problem: &Problem, bounds: &Bounds) -> usize {
-    let widest = Operand::ALL
+/// Bytes that one token has in the operand (or output) that is widest.
+pub fn token_bytes(problem: &Problem, element: Element) -> u64 {
+    Operand::ALL
         .into_iter()
         .filter(|&o| problem.uses(o))
-        .map(|o| problem.rows_per_token(o) * problem.row_len(o))
+        .map(|o| {
+            let values = problem.rows_per_token(o) * problem.row_len(o);
+            values as u64 * operand_element(o, element).bytes()
+        })
         .max()
         .unwrap_or(1)
-        .max(1) as u64;
-    // A binding may start up to 256 bytes early to be aligned.
-    (bounds.binding.saturating_sub(512) / (widest * bounds.element)) as usize
+        .max(1)
+}
+
+/// Bytes of the states of one sequence.
+pub fn state_bytes(problem: &Problem) -> u64 {
+    (problem.value_heads * problem.state_len()) as u64 * 4
 }
 
 /// Cuts a prefill into steps. `continues`: the final states already hold what the sequences continue.
 ///
 /// # Errors
-/// [`Error::Unsupported`] where one chunk of one head, or one chunk's rows, exceed a bound.
+/// [`Error::Unsupported`] where one chunk of one head, one chunk's rows or the states of one sequence exceed
+/// a bound.
 pub fn steps(
     problem: &Problem,
     shape: &ChunkShape,
@@ -122,7 +141,7 @@ pub fn steps(
     }
     let head_count = problem.value_heads.min(chunk_heads);
     let chunks_per_step = chunk_heads / head_count;
-    let span = tokens_per_binding(problem, bounds);
+    let span = (bounds.window() / token_bytes(problem, bounds.element)) as usize;
     if span < shape.tokens {
         return Err(Error::unsupported(
             "bytes of one chunk's rows in a binding",
@@ -131,17 +150,28 @@ pub fn steps(
         ));
     }
 
+    let states = (bounds.window() / state_bytes(problem)) as usize;
+    if states == 0 {
+        return Err(Error::unsupported(
+            "bytes of one sequence's states in a binding",
+            state_bytes(problem),
+            bounds.window(),
+        ));
+    }
+
     let mut windows = Vec::new();
     let mut first = 0;
     while first < problem.sequences() {
         let start = problem.sequence(first).start;
-        // As many sequences as fit a step with at least one chunk each, and the bindings.
+        // As many sequences as fit a step with at least one chunk each, and the bindings of rows and states.
         let mut last = first;
         let mut busy = 0;
         while last < problem.sequences() {
             let s = problem.sequence(last);
             let more = usize::from(!s.is_empty());
-            if last > first && (s.end - start > span || busy + more > chunks_per_step) {
+            let fits =
+                s.end - start <= span && busy + more <= chunks_per_step && last - first < states;
+            if last > first && !fits {
                 break;
             }
             busy += more;
@@ -191,7 +221,7 @@ fn window_steps(
     out: &mut Vec<Step>,
 ) {
     let mut rest: Vec<(usize, std::ops::Range<usize>)> =
-        group.map(|n| (n, problem.sequence(n))).collect();
+        group.clone().map(|n| (n, problem.sequence(n))).collect();
     let mut first_step = true;
     while !rest.is_empty() {
         let busy = rest.iter().filter(|(_, t)| !t.is_empty()).count();
@@ -220,7 +250,7 @@ fn window_steps(
             pieces.push([
                 first_chunk as u32,
                 (chunks.len() - first_chunk) as u32,
-                *n as u32,
+                (*n - group.start) as u32,
                 from as u32,
             ]);
             tokens.start = stop;
@@ -231,6 +261,7 @@ fn window_steps(
         chunks.extend(pieces);
         out.push(Step {
             tokens: start..end,
+            states: group.clone(),
             table: chunks,
             chunks: count,
             heads: 0..0,
@@ -253,9 +284,12 @@ mod tests {
         let mut visited = vec![vec![false; hv]; problem.sequences()];
         for step in &steps {
             assert!(step.scratch_words(shape) * 4 <= bounds.scratch);
-            assert!(step.tokens.len() <= tokens_per_binding(problem, bounds));
+            let bytes = step.tokens.len() as u64 * token_bytes(problem, bounds.element);
+            assert!(bytes <= bounds.window());
+            assert!(step.states.len() as u64 * state_bytes(problem) <= bounds.window());
             for piece in &step.table[step.chunks..] {
-                let n = piece[2] as usize;
+                let n = step.states.start + piece[2] as usize;
+                assert!(step.states.contains(&n));
                 for h in step.heads.clone() {
                     let source = if visited[n][h] {
                         Source::Carried
@@ -297,7 +331,7 @@ mod tests {
                     let bounds = Bounds {
                         scratch,
                         binding,
-                        element: 4,
+                        element: Element::F32,
                     };
                     if shape.stride as u64 * 4 <= scratch.min(binding) {
                         covers(&p, &shape, &bounds);
@@ -314,7 +348,7 @@ mod tests {
         let bounds = Bounds {
             scratch: 1000,
             binding: 1000,
-            element: 4,
+            element: Element::F32,
         };
         let e = steps(&p, &shape, &bounds, false, false).expect_err("too small");
         assert!(e.to_string().contains("1000 bytes"), "{e}");

@@ -281,6 +281,22 @@ pub fn reads_second(problem: &Problem, pass: Pass) -> bool {
     }
 }
 
+/// The text that a pass needs for a rule in this form, on slices that share no buffer with what is written.
+pub fn variant(pass: Pass, problem: &Problem, element: Element) -> Variant {
+    let touches_rule = matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode);
+    Variant {
+        // Passes over scratch memory alone are the same for every element type.
+        element: if touches_rule || pass == Pass::Scan {
+            element
+        } else {
+            Element::F32
+        },
+        second: reads_second(problem, pass),
+        gates: touches_rule && reads_gates(problem),
+        shared: false,
+    }
+}
+
 /// How the chunked passes cut the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkShape {

@@ -1,0 +1,169 @@
+//! Every shader that a call can ask for: each pass, for each rule and form of the inputs, element type, chunk
+//! size and way of binding. Used by the translation test and by `examples/shaders.rs`.
+#![allow(dead_code)] // Each of them takes a part.
+
+use eda_wgpu::gpu::plan::CHUNK_SIZES;
+use eda_wgpu::gpu::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
+use eda_wgpu::rule::DecayKind;
+use eda_wgpu::{Decay, DecayGate, Element, GateForm, Problem, Rule};
+use std::collections::HashSet;
+
+/// A pass as it is built for some problem.
+pub struct Entry {
+    /// What it is for.
+    pub problem: Problem,
+    /// Which pass.
+    pub pass: Pass,
+    /// Which text.
+    pub variant: Variant,
+    /// Override constants.
+    pub constants: Vec<(&'static str, f64)>,
+}
+
+impl Entry {
+    /// Name of the text: entries with the same name have the same WGSL.
+    pub fn text_name(&self) -> String {
+        let flag = |on: bool, name: &'static str| if on { name } else { "" };
+        let element = match self.variant.element {
+            Element::F32 => "f32",
+            Element::F16 => "f16",
+        };
+        format!(
+            "{}-{element}{}{}{}",
+            self.pass.name(),
+            flag(self.variant.second, "-second"),
+            flag(self.variant.gates, "-gates"),
+            flag(self.variant.shared, "-shared")
+        )
+    }
+
+    /// The WGSL text.
+    pub fn source(&self) -> String {
+        shaders::source(self.pass, self.variant)
+    }
+
+    /// Storage buffers that it binds.
+    pub fn storage_buffers(&self) -> usize {
+        shaders::bindings(self.pass, self.variant)
+            .iter()
+            .filter(|(_, access)| *access != Access::Uniform)
+            .count()
+    }
+}
+
+/// Every rule, DeltaProduct with one, few and the most factors.
+fn rules() -> Vec<Rule> {
+    let mut rules = Rule::ALL.to_vec();
+    rules.extend([1, 3, 16].map(|factors| Rule::DeltaProduct { factors }));
+    rules
+}
+
+/// The forms in which a rule's inputs may come; the first is the prepared one.
+fn forms(rule: Rule, sizes: [usize; 6]) -> Vec<Problem> {
+    let prepared = Problem::new(rule, sizes);
+    let mut normalized = prepared.clone();
+    normalized.normalize = true;
+    let mut out = vec![prepared.clone(), normalized];
+    if rule.update().decay == DecayKind::Channel {
+        let mut per_head = prepared.clone();
+        per_head.decay_per_head = true;
+        out.push(per_head);
+    }
+    for (gate, beta, gamma) in [
+        (
+            DecayGate::Safe { lower_bound: -5.0 },
+            GateForm::Sigmoid,
+            GateForm::Sigmoid,
+        ),
+        (
+            DecayGate::Sigmoid { lower_bound: -5.0 },
+            GateForm::TwiceSigmoid,
+            GateForm::Value,
+        ),
+        (DecayGate::Softplus, GateForm::Value, GateForm::TwiceSigmoid),
+    ] {
+        let mut raw = prepared.clone();
+        raw.normalize = true;
+        raw.decay = Decay::Gate(gate);
+        (raw.beta, raw.gamma) = (beta, gamma);
+        out.push(raw);
+    }
+    out
+}
+
+/// Whether a pass can be asked for on slices that share a buffer with what it writes.
+fn can_share(pass: Pass, variant: Variant) -> bool {
+    let list = shaders::bindings(pass, variant);
+    // The table of chunks is always a buffer of its own.
+    let storage = list
+        .iter()
+        .filter(|(binding, access)| *access != Access::Uniform && *binding != Binding::Table);
+    storage.count() > 1
+}
+
+/// Every entry, each once.
+pub fn entries() -> Vec<Entry> {
+    let mut seen = HashSet::new();
+    let mut out = Vec::new();
+    let mut add = |pass: Pass, problem: &Problem, shape: Option<&ChunkShape>| {
+        for element in [Element::F32, Element::F16] {
+            for shared in [false, true] {
+                let mut variant = shaders::variant(pass, problem, element);
+                variant.shared = shared;
+                if shared && !can_share(pass, variant) {
+                    continue;
+                }
+                let constants = shaders::constants(pass, problem, shape);
+                let bits: Vec<_> = constants.iter().map(|&(n, x)| (n, x.to_bits())).collect();
+                if seen.insert((pass, variant, bits)) {
+                    out.push(Entry {
+                        problem: problem.clone(),
+                        pass,
+                        variant,
+                        constants,
+                    });
+                }
+            }
+        }
+    };
+    for rule in rules() {
+        for (i, (key_dim, value_dim)) in [(128, 128), (60, 33), (256, 256), (1, 1)]
+            .into_iter()
+            .enumerate()
+        {
+            let sizes = [1, 64, 1, 2, key_dim, value_dim];
+            for (j, problem) in forms(rule, sizes).iter().enumerate() {
+                if i > 0 && j > 0 {
+                    break;
+                }
+                for chunk in CHUNK_SIZES {
+                    let Some(shape) = ChunkShape::new(problem, chunk) else {
+                        continue;
+                    };
+                    for pass in [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Scan] {
+                        add(pass, problem, Some(&shape));
+                    }
+                }
+                add(Pass::Decode, problem, None);
+                add(Pass::Pack, problem, None);
+            }
+        }
+    }
+    out
+}
+
+/// A part of the entries in which every text occurs, and every value of every constant of each pass.
+pub fn covering() -> Vec<Entry> {
+    let mut texts = HashSet::new();
+    let mut values = HashSet::new();
+    entries()
+        .into_iter()
+        .filter(|entry| {
+            let mut new = texts.insert((entry.pass, entry.variant));
+            for &(name, value) in &entry.constants {
+                new |= values.insert((entry.pass, name, value.to_bits()));
+            }
+            new
+        })
+        .collect()
+}
