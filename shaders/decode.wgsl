@@ -1,7 +1,7 @@
 // Decode: a few tokens of many sequences, each with its state in a slot of a pool; one dispatch, the state
 // read once and written once.
 //
-// A workgroup holds K rows of 32 columns of one state in registers. For each token, S^ = Diag(alpha) S, all
+// A workgroup holds K rows of up to 128 columns of one state in registers. For each token, S^ = Diag(alpha) S, all
 // the reads y_i = b_i^T S^ and z = q^T S^ are taken in one pass, the sub-steps follow by linearity,
 //
 //   u_0 = z_0 - y_0,   u_1 = z_1 - y_1 - (b_1 . a_0) u_0,
@@ -15,12 +15,12 @@
 @group(0) @binding(1) var<uniform> slots: array<vec4<i32>, 1024>;
 const RESET = 0x40000000;
 
-const THREADS = 128u;
-const COLUMNS = 32u;
-const LANES = 8u;    // threads across the columns, 4 each
-const GROUPS = 16u;  // threads down the channels, KG each
-override KG: u32 = 8u;
+const THREADS = 256u;
+override LANES: u32 = 32u;             // threads across the columns, 4 each; 4 to 32
+override GROUPS: u32 = 256u / LANES;   // threads down the channels
+override KG: u32 = 16u;                // channels of each, at most 32
 override PADDED: u32 = GROUPS * KG;
+override COLUMNS: u32 = LANES * 4u;
 
 // Vectors of the token, over channels.
 var<workgroup> alpha: array<f32, PADDED>;
@@ -29,14 +29,15 @@ var<workgroup> read_0: array<f32, PADDED>;
 var<workgroup> read_1: array<f32, PADDED>;
 var<workgroup> write_0: array<f32, PADDED>;
 var<workgroup> write_1: array<f32, PADDED>;
-// Partial sums of the groups: y_0, y_1, z for four columns, and the three dot products.
-var<workgroup> partial_reads: array<vec4<f32>, 384>;  // [3][GROUPS][LANES]
-var<workgroup> partial_dots: array<vec4<f32>, 16>;
-var<workgroup> reads_sum: array<vec4<f32>, 24>;       // [3][LANES]
+// Partial sums: y_0, y_1, z for four columns, and the three dot products. The upper half of the groups hands
+// its sums to the lower half, whose sums are then added up.
+var<workgroup> partial_reads: array<vec4<f32>, 384>;  // [3][GROUPS / 2][LANES]
+var<workgroup> partial_dots: array<vec4<f32>, GROUPS>;
+var<workgroup> reads_sum: array<vec4<f32>, 96>;       // [3][LANES]
 var<workgroup> dots_sum: vec4<f32>;
 override NORM_COUNT: u32 = 2u + FACTORS;
 var<workgroup> norms: array<f32, NORM_COUNT>;
-var<workgroup> sums: array<f32, 128>;
+var<workgroup> sums: array<f32, 256>;
 
 fn inverse_norm(number: u32, t: u32) -> f32 {
   return norms[number];
@@ -77,7 +78,7 @@ fn content_columns(token: u32, i: u32, h: u32, column: u32, live: u32) -> vec4<f
   return z;
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(256)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
@@ -110,7 +111,7 @@ fn main(
   let first = channels * KG;
 
   // Every load is issued before the first is needed.
-  var s: array<vec4<f32>, 16>;
+  var s: array<vec4<f32>, 32>;
   for (var j = 0u; j < KG; j++) {
     s[j] = vec4<f32>();
     if (live > 0u && first + j < K && slot < RESET) {
@@ -185,21 +186,29 @@ fn main(
         }
         s[j] = decayed;
       }
-      partial_reads[lid] = y_0;
-      partial_reads[128u + lid] = y_1;
-      partial_reads[256u + lid] = y_q;
       if (lane == 0u) {
         partial_dots[channels] = dots;
       }
+      if (lid >= 128u) {
+        partial_reads[lid - 128u] = y_0;
+        partial_reads[lid] = y_1;
+        partial_reads[lid + 128u] = y_q;
+      }
       workgroupBarrier();
-      if (lid < 24u) {
+      if (lid < 128u) {
+        partial_reads[lid] += y_0;
+        partial_reads[128u + lid] += y_1;
+        partial_reads[256u + lid] += y_q;
+      }
+      workgroupBarrier();
+      if (lid < 3u * LANES) {
         let at = lid / LANES * 128u + lane;
         var sum = partial_reads[at];
-        for (var i = 1u; i < GROUPS; i++) {
+        for (var i = 1u; i < GROUPS / 2u; i++) {
           sum += partial_reads[at + i * LANES];
         }
         reads_sum[lid] = sum;
-      } else if (lid == 32u) {
+      } else if (lid == THREADS - 1u) {
         var sum = partial_dots[0];
         for (var i = 1u; i < GROUPS; i++) {
           sum += partial_dots[i];

@@ -1,35 +1,55 @@
-// Prefill, pass 4 of 4, sequential over the chunks of a sequence, parallel over sequences, heads and blocks of
+// Prefill, pass 5 of 5, sequential over the chunks of a sequence, parallel over sequences, heads and blocks of
 // VB value columns (columns of S are independent). Per chunk, with S in registers:
 //
-//   U = (I + L)^-1 (Z - (B * exp G) S)         [R, VB]
-//   O = (Q * exp G) S + A U                    [C, VB]
-//   S = Diag(exp G_C) S + writes^T U           [K, VB]
+//   U = T Z - W S,   O = (A T) Z + (Q - A W) S       [R + C, VB]
+//   S = Diag(exp G_C) S + writes^T U                 [K, VB]
 //
 // Every thread holds 4 columns (tx) of some rows: rows ty, ty + NTY, … of U and O; of S the channels
-// 4 ty .. 4 ty + 3, then 4 NTY further on. The right operands (S, then the right-hand side, then U) go through
-// workgroup memory; each left operand is read by one row of threads alone and comes straight from scratch
-// memory, a group of loads ahead of the arithmetic.
+// 4 ty .. 4 ty + 3, then 4 NTY further on. S, Z and U pass between threads through workgroup memory, with two
+// barriers a chunk.
 
 @group(0) @binding(10) var<storage, read> initial: array<f32>;  // [N, HV, K, V]
 @group(0) @binding(12) var<storage, read> scratch: array<vec4<f32>>;
 @group(0) @binding(11) var<storage, read_write> state: array<f32>;  // [N, HV, K, V]
 
-override VB: u32 = 16u;         // value columns of this workgroup, (KP + R) VB <= 4096
+override VB: u32 = 16u;         // value columns of this workgroup, (KP + 2 R) VB <= 4096
 override NTX: u32 = VB / 4u;    // threads across them
 override NTY: u32 = 128u / NTX; // threads down
 override ROW_TILES: u32 = (R + C + NTY - 1u) / NTY;         // at most 8
-override U_TILES: u32 = (R + NTY - 1u) / NTY;               // at most 8
+override U_TILES: u32 = (R + NTY - 1u) / NTY;
 override K_TILES: u32 = (KP + 4u * NTY - 1u) / (4u * NTY);  // at most 2
-override S_SIZE: u32 = KP * NTX;
-override U_SIZE: u32 = R * NTX;
+// S [KP], then Z [R], then U [R], NTX vec4 a row.
+override Z_AT: u32 = KP * NTX;
+override U_AT: u32 = (KP + R) * NTX;
+override RIGHT: u32 = (KP + 2u * R) * NTX;
 
-var<workgroup> s_rows: array<vec4<f32>, S_SIZE>;  // [KP][NTX]
-var<workgroup> u_rows: array<vec4<f32>, U_SIZE>;  // [R][NTX]
+var<workgroup> right: array<vec4<f32>, RIGHT>;
 
 // Pieces follow the chunks in the table: (first chunk, chunks, state, source).
 const SOURCE_ZERO = 0u;
 const SOURCE_INITIAL = 1u;
 const SOURCE_CARRIED = 2u;
+
+// The contents of a chunk's sub-steps, columns `column` .. `column` + 3.
+fn write_contents(chunk: u32, h: u32, column: u32, ty: u32, tx: u32) {
+  let n = substeps();
+  let first = table[chunk].x;
+  let count = table[chunk].y;
+  for (var i = 0u; i < U_TILES; i++) {
+    let row = ty + i * NTY;
+    if (row < R) {
+      var z = vec4<f32>();
+      if (row / n < count) {
+        for (var c = 0u; c < 4u; c++) {
+          if (column + c < V) {
+            z[c] = content_at(first + row / n, row % n, h, column + c);
+          }
+        }
+      }
+      right[Z_AT + row * NTX + tx] = z;
+    }
+  }
+}
 
 @compute @workgroup_size(128)
 fn main(
@@ -48,7 +68,6 @@ fn main(
   let head = item / column_blocks % params.head_count;
   let h = params.first_head + head;
   let piece = table[params.chunk_count + item / column_blocks / params.head_count];
-  let n = substeps();
   let state_base = (piece.z * params.value_heads + h) * K * V;
 
   var s: array<vec4<f32>, 8>;
@@ -68,138 +87,94 @@ fn main(
       }
       s[j * 4u + jj] = x;
       if (channel < KP) {
-        s_rows[channel * NTX + tx] = x;
+        right[channel * NTX + tx] = x;
       }
     }
   }
+  if (piece.y > 0u) {
+    write_contents(piece.x, h, column, ty, tx);
+  }
 
   for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
-    let first = table[chunk].x;
-    let count = table[chunk].y;
     let base = scratch_base(chunk, head) / 4u;
     workgroupBarrier();
 
-    // (B * exp G) S and (Q * exp G) S together: R + C rows, 8 channels at a time.
+    // W S and (Q - A W) S, R + C rows; then T Z and (A T) Z.
     var rows: array<vec4<f32>, 8>;
     var at: array<u32, 8>;
-    var left: array<vec4<f32>, 16>;
     for (var i = 0u; i < ROW_TILES; i++) {
       rows[i] = vec4<f32>();
       at[i] = base + READS / 4u + min(ty + i * NTY, R + C - 1u) * (KP / 4u);
-      left[2u * i] = scratch[at[i]];
-      left[2u * i + 1u] = scratch[at[i] + 1u];
     }
-    for (var x = 0u; x < KP / 8u; x++) {
-      let ahead = min(x + 1u, KP / 8u - 1u) * 2u;
-      var next: array<vec4<f32>, 16>;
-      for (var i = 0u; i < ROW_TILES; i++) {
-        next[2u * i] = scratch[at[i] + ahead];
-        next[2u * i + 1u] = scratch[at[i] + ahead + 1u];
-      }
-      for (var half = 0u; half < 2u; half++) {
-        let top = (x * 8u + half * 4u) * NTX + tx;
-        let s0 = s_rows[top];
-        let s1 = s_rows[top + NTX];
-        let s2 = s_rows[top + 2u * NTX];
-        let s3 = s_rows[top + 3u * NTX];
-        for (var i = 0u; i < ROW_TILES; i++) {
-          let l = left[2u * i + half];
-          rows[i] += l.x * s0 + l.y * s1 + l.z * s2 + l.w * s3;
-        }
-      }
-      for (var i = 0u; i < 2u * ROW_TILES; i++) {
-        left[i] = next[i];
-      }
-    }
-
-    // The right-hand side Z - (B * exp G) S.
-    for (var i = 0u; i < U_TILES; i++) {
-      let row = ty + i * NTY;
-      if (row < R) {
-        var z = vec4<f32>();
-        if (row / n < count) {
-          for (var c = 0u; c < 4u; c++) {
-            if (column + c < V) {
-              z[c] = content_at(first + row / n, row % n, h, column + c);
-            }
-          }
-        }
-        u_rows[row * NTX + tx] = z - rows[i];
-      }
-    }
-    workgroupBarrier();
-
-    // U = (I + L)^-1 times it; the columns right of a row's own are zero.
-    var u: array<vec4<f32>, 8>;
-    for (var i = 0u; i < U_TILES; i++) {
-      u[i] = vec4<f32>();
-      at[i] = base + INVERSE / 4u + min(ty + i * NTY, R - 1u) * (R / 4u);
-    }
-    for (var x = 0u; x < R / 4u; x++) {
-      let top = x * 4u * NTX + tx;
-      let u0 = u_rows[top];
-      let u1 = u_rows[top + NTX];
-      let u2 = u_rows[top + 2u * NTX];
-      let u3 = u_rows[top + 3u * NTX];
-      for (var i = 0u; i < U_TILES; i++) {
-        if (x * 4u < (i + 1u) * NTY) {
-          let l = scratch[at[i] + x];
-          u[i] += l.x * u0 + l.y * u1 + l.z * u2 + l.w * u3;
-        }
-      }
-    }
-    workgroupBarrier();
-    for (var i = 0u; i < U_TILES; i++) {
-      if (ty + i * NTY < R) {
-        u_rows[(ty + i * NTY) * NTX + tx] = u[i];
-      }
-    }
-    workgroupBarrier();
-
-    // O += A U.
+    add_product(&rows, &at, ROW_TILES, KP / 4u, tx, 0u);
     for (var i = 0u; i < ROW_TILES; i++) {
       let row = ty + i * NTY;
-      if (row >= R && row < R + C) {
-        let masked = base + MASKED / 4u + (row - R) * (R / 4u);
-        for (var x = 0u; x < R / 4u; x++) {
-          let top = x * 4u * NTX + tx;
-          let l = scratch[masked + x];
-          rows[i] += l.x * u_rows[top] + l.y * u_rows[top + NTX];
-          rows[i] += l.z * u_rows[top + 2u * NTX] + l.w * u_rows[top + 3u * NTX];
-        }
-        if (row - R < count) {
-          let out = params.o_at + ((first + row - R) * params.value_heads + h) * V + column;
-          for (var c = 0u; c < 4u; c++) {
-            if (column + c < V) {
-              o[out + c] = Element(rows[i][c]);
-            }
+      rows[i] = select(rows[i], -rows[i], row < R);
+      at[i] = base + INVERSE / 4u + min(row, R + C - 1u) * (R / 4u);
+    }
+    add_product(&rows, &at, ROW_TILES, R / 4u, Z_AT + tx, R);
+
+    let first = table[chunk].x;
+    let count = table[chunk].y;
+    for (var i = 0u; i < ROW_TILES; i++) {
+      let row = ty + i * NTY;
+      if (row < R) {
+        right[U_AT + row * NTX + tx] = rows[i];
+      } else if (row - R < min(count, C)) {
+        let out = params.o_at + ((first + row - R) * params.value_heads + h) * V + column;
+        for (var c = 0u; c < 4u; c++) {
+          if (column + c < V) {
+            o[out + c] = Element(rows[i][c]);
           }
         }
       }
     }
+    workgroupBarrier();
 
-    // S = Diag(exp G_C) S + writes^T U.
+    // S = Diag(exp G_C) S + writes^T U, four rows of writes ahead of the arithmetic.
     for (var j = 0u; j < K_TILES; j++) {
       let channel = (j * NTY + ty) * 4u;
       if (channel < KP) {
         let decay = scratch[base + (WHOLE_DECAY + channel) / 4u];
-        s[j * 4u] *= decay.x;
-        s[j * 4u + 1u] *= decay.y;
-        s[j * 4u + 2u] *= decay.z;
-        s[j * 4u + 3u] *= decay.w;
+        var s0 = s[j * 4u] * decay.x;
+        var s1 = s[j * 4u + 1u] * decay.y;
+        var s2 = s[j * 4u + 2u] * decay.z;
+        var s3 = s[j * 4u + 3u] * decay.w;
         let writes = base + (WRITES + channel) / 4u;
-        for (var row = 0u; row < R; row++) {
-          let l = scratch[writes + row * (KP / 4u)];
-          let ux = u_rows[row * NTX + tx];
-          s[j * 4u] += l.x * ux;
-          s[j * 4u + 1u] += l.y * ux;
-          s[j * 4u + 2u] += l.z * ux;
-          s[j * 4u + 3u] += l.w * ux;
+        var now: array<vec4<f32>, 8>;
+        for (var y = 0u; y < 8u; y++) {
+          now[y] = scratch[writes + y * (KP / 4u)];
         }
-        for (var jj = 0u; jj < 4u; jj++) {
-          s_rows[(channel + jj) * NTX + tx] = s[j * 4u + jj];
+        for (var row = 0u; row < R; row += 8u) {
+          let ahead = min(row + 8u, R - 8u);
+          var next: array<vec4<f32>, 8>;
+          for (var y = 0u; y < 8u; y++) {
+            next[y] = scratch[writes + (ahead + y) * (KP / 4u)];
+          }
+          for (var y = 0u; y < 8u; y++) {
+            let u = right[U_AT + (row + y) * NTX + tx];
+            s0 = fma(vec4<f32>(now[y].x), u, s0);
+            s1 = fma(vec4<f32>(now[y].y), u, s1);
+            s2 = fma(vec4<f32>(now[y].z), u, s2);
+            s3 = fma(vec4<f32>(now[y].w), u, s3);
+          }
+          for (var y = 0u; y < 8u; y++) {
+            now[y] = next[y];
+          }
         }
+        s[j * 4u] = s0;
+        s[j * 4u + 1u] = s1;
+        s[j * 4u + 2u] = s2;
+        s[j * 4u + 3u] = s3;
+        let to = channel * NTX + tx;
+        right[to] = s0;
+        right[to + NTX] = s1;
+        right[to + 2u * NTX] = s2;
+        right[to + 3u * NTX] = s3;
       }
+    }
+    if (chunk + 1u < piece.x + piece.y) {
+      write_contents(chunk + 1u, h, column, ty, tx);
     }
   }
 

@@ -284,7 +284,7 @@ pub fn prefill_passes(
             call.record_into(pass, 0..call.steps());
         },
     )?;
-    [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Scan]
+    [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Fold, Pass::Scan]
         .into_iter()
         .map(|which| {
             let mut times = sample(engine, effort, &|pass| call.record_only(pass, which))?;

@@ -673,11 +673,13 @@ impl Kernels {
             let chunk_heads = (step.chunks * step.heads.len()) as u64;
             let blocks = (plan.shape.tokens / 16) as u64;
             let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
+            let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels) as u64;
             let scans = (step.pieces() * step.heads.len()) as u64 * columns;
             for (pass, groups) in [
                 (Pass::Rows, chunk_heads),
                 (Pass::Pairs, chunk_heads * blocks * blocks),
                 (Pass::Solve, chunk_heads),
+                (Pass::Fold, chunk_heads * channels),
                 (Pass::Scan, scans),
             ] {
                 if groups > 0 {
@@ -844,7 +846,9 @@ impl Kernels {
             wgpu::BufferUsages::UNIFORM,
             Some(&writer.bytes),
         )?;
-        let columns = problem.value_dim.div_ceil(32) as u64;
+        let columns = problem
+            .value_dim
+            .div_ceil(4 * shaders::decode_lanes(problem)) as u64;
         let mut steps = Vec::with_capacity(ready.len());
         for (mut bound, packs, at, table_at, count, state_at) in ready {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;

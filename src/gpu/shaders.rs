@@ -18,7 +18,9 @@ pub enum Pass {
     Pairs,
     /// Prefill 3: `(I + L)^-1`.
     Solve,
-    /// Prefill 4: the states and outputs.
+    /// Prefill 4: what a chunk does to the state.
+    Fold,
+    /// Prefill 5: the states and outputs.
     Scan,
     /// Decode.
     Decode,
@@ -26,11 +28,12 @@ pub enum Pass {
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 6] = [
+    pub const ALL: [Pass; 7] = [
         Pass::Pack,
         Pass::Rows,
         Pass::Pairs,
         Pass::Solve,
+        Pass::Fold,
         Pass::Scan,
         Pass::Decode,
     ];
@@ -42,6 +45,7 @@ impl Pass {
             Pass::Rows => "prefill_rows",
             Pass::Pairs => "prefill_pairs",
             Pass::Solve => "prefill_solve",
+            Pass::Fold => "prefill_fold",
             Pass::Scan => "prefill_scan",
             Pass::Decode => "decode",
         }
@@ -124,7 +128,7 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             add(&keys);
             add(&[(Binding::Scratch, Write)]);
         }
-        Pass::Solve => add(&[(Binding::Table, Read), (Binding::Scratch, Write)]),
+        Pass::Solve | Pass::Fold => add(&[(Binding::Table, Read), (Binding::Scratch, Write)]),
         Pass::Scan => add(&[
             (Binding::Table, Read),
             (Binding::V, Read),
@@ -212,6 +216,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             part!("prefill_pairs"),
         ],
         Pass::Solve => vec![params, chunk, part!("prefill_solve")],
+        Pass::Fold => vec![params, chunk, part!("prefill_fold"), part!("product")],
         Pass::Scan => vec![
             element,
             params,
@@ -221,6 +226,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             content,
             chunk,
             part!("prefill_scan"),
+            part!("product"),
         ],
         Pass::Decode => vec![
             element,
@@ -293,6 +299,7 @@ pub fn variant(pass: Pass, problem: &Problem, element: Element) -> Variant {
         },
         second: reads_second(problem, pass),
         gates: touches_rule && reads_gates(problem),
+        vector: false,
         shared: false,
     }
 }
@@ -308,6 +315,8 @@ pub struct ChunkShape {
     pub key_pad: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
+    /// Key channels a workgroup of the fold.
+    pub fold_channels: usize,
     /// float32 words of scratch memory for one chunk of one head.
     pub stride: usize,
 }
@@ -321,15 +330,19 @@ impl ChunkShape {
         if substeps > 256 {
             return None;
         }
-        // S and U, in float32, in the 16 KiB of workgroup memory that every device grants.
-        let columns = [32, 16, 8]
+        // S, Z and U, in float32, in the 16 KiB of workgroup memory that every device grants.
+        let columns = [32, 16, 8, 4]
             .into_iter()
-            .find(|columns| (key_pad + substeps) * columns <= 4096)?;
+            .find(|columns| (key_pad + 2 * substeps) * columns <= 4096)?;
+        let fold_channels = [32, 16, 8]
+            .into_iter()
+            .find(|channels| substeps * channels <= 2048)?;
         Some(Self {
             tokens,
             substeps,
             key_pad,
             columns,
+            fold_channels,
             stride: (2 * substeps + tokens + 1) * key_pad
                 + substeps * (substeps + tokens)
                 + (2 + update.factors) * tokens,
@@ -421,9 +434,29 @@ pub fn constants(
         if pass == Pass::Scan {
             out.push(("VB", chunk.columns as f64));
         }
+        if pass == Pass::Fold {
+            out.push(("FB", chunk.fold_channels as f64));
+        }
     }
     if pass == Pass::Decode {
-        out.push(("KG", (problem.key_dim.div_ceil(16)) as f64));
+        let lanes = decode_lanes(problem);
+        let groups = DECODE_THREADS / lanes;
+        out.extend([
+            ("LANES", lanes as f64),
+            ("KG", problem.key_dim.div_ceil(groups) as f64),
+        ]);
     }
     out
+}
+
+/// Threads of a decode workgroup.
+const DECODE_THREADS: usize = 256;
+
+/// Threads across the value columns of a decode workgroup, four columns each.
+pub fn decode_lanes(problem: &Problem) -> usize {
+    problem
+        .value_dim
+        .div_ceil(4)
+        .next_power_of_two()
+        .clamp(4, 32)
 }
