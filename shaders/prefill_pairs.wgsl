@@ -89,21 +89,21 @@ fn main(
       var sum_1 = vec3<f32>();
 
       if (!upper) {
-        for (var d0 = 0u; d0 < KP; d0 += SLAB) {
+        for (var slab = 0u; slab < KP; slab += SLAB) {
           workgroupBarrier();
           for (var i = lid; i < ALPHAS; i += THREADS) {
             let token = i / SLAB;
-            let d = d0 + i % SLAB;
+            let d = slab + i % SLAB;
             var x = 1.0;
             if (token < count && d < K) {
               x = alpha_at(first + token, h, d);
             }
             alpha[i] = x;
           }
-          for (var i = lid; i < ROWS * BLOCK * SLAB; i += THREADS) {
+          for (var i = lid; i < min(ROWS, n + 1u - row_group) * BLOCK * SLAB; i += THREADS) {
             let step = row_group + i / (BLOCK * SLAB);
             let tok = row_block * BLOCK + i / SLAB % BLOCK;
-            let d = d0 + i % SLAB;
+            let d = slab + i % SLAB;
             var x = 0.0;
             if (tok < count && d < K && step <= n) {
               if (step == n) {
@@ -114,13 +114,13 @@ fn main(
             }
             rows[i / SLAB * PITCH + i % SLAB / 4u][i % 4u] = x;
           }
-          for (var i = lid; i < COLUMNS * BLOCK * SLAB; i += THREADS) {
+          for (var i = lid; i < min(COLUMNS, n - column_group) * BLOCK * SLAB; i += THREADS) {
             let step = column_group + i / (BLOCK * SLAB);
             let tok = column_block * BLOCK + i / SLAB % BLOCK;
-            let d = d0 + i % SLAB;
+            let d = slab + i % SLAB;
             var x = 0.0;
             if (tok < count && d < K && step < n) {
-              x = gate_at(first + tok, step, h) * write_at(first + tok, tok, step, h, d);
+              x = write_at(first + tok, tok, step, h, d);
             }
             columns[i / SLAB * PITCH + i % SLAB / 4u][i % 4u] = x;
           }
@@ -162,17 +162,28 @@ fn main(
                 decay_0 *= factors[row_factor - PITCH + i];
               }
             }
-            let r0 = rows[ty * PITCH + i] * decay_0;
-            let r1 = rows[(BLOCK + ty) * PITCH + i] * decay;
-            let r2 = rows[(2u * BLOCK + ty) * PITCH + i] * decay;
+            let r0 = rows[ty * PITCH + i];
+            let r1 = rows[(BLOCK + ty) * PITCH + i];
+            let r2 = rows[(2u * BLOCK + ty) * PITCH + i];
             let c0 = columns[tx * PITCH + i];
-            let c1 = columns[(BLOCK + tx) * PITCH + i];
-            sum_0 += vec3<f32>(dot(r0, c0), dot(r1, c0), dot(r2, c0));
-            sum_1 += vec3<f32>(dot(r0, c1), dot(r1, c1), dot(r2, c1));
+            let d0 = c0 * decay;
+            sum_0 += vec3<f32>(dot(r0, select(d0, c0 * decay_0, UNDECAYED)), dot(r1, d0), dot(r2, d0));
+            if (n > 1u) {
+              let c1 = columns[(BLOCK + tx) * PITCH + i];
+              let d1 = c1 * decay;
+              sum_1 += vec3<f32>(dot(r0, select(d1, c1 * decay_0, UNDECAYED)), dot(r1, d1), dot(r2, d1));
+            }
           }
         }
       }
 
+      // The gates of the writes, once a pair instead of once a channel.
+      if (s < count) {
+        sum_0 *= gate_at(first + s, column_group, h);
+        if (column_group + 1u < n) {
+          sum_1 *= gate_at(first + s, column_group + 1u, h);
+        }
+      }
       for (var i = 0u; i < ROWS; i++) {
         let row_step = row_group + i;
         for (var j = 0u; j < COLUMNS; j++) {

@@ -688,7 +688,6 @@ impl Kernels {
                         problem,
                         element,
                         Some(&plan.shape),
-                        false,
                         &bound,
                         groups,
                     )?);
@@ -838,7 +837,7 @@ impl Kernels {
                 &mut writer,
             )?;
             let at = writer.push(params);
-            ready.push((bound, packs, at, table_at, count, params.state_at));
+            ready.push((bound, packs, at, table_at, count));
         }
         let uniforms = self.buffer(
             "parameters",
@@ -846,11 +845,9 @@ impl Kernels {
             wgpu::BufferUsages::UNIFORM,
             Some(&writer.bytes),
         )?;
-        let columns = problem
-            .value_dim
-            .div_ceil(4 * shaders::decode_lanes(problem)) as u64;
+        let columns = problem.value_dim.div_ceil(shaders::decode_shape(problem).1) as u64;
         let mut steps = Vec::with_capacity(ready.len());
-        for (mut bound, packs, at, table_at, count, state_at) in ready {
+        for (mut bound, packs, at, table_at, count) in ready {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
             bound.set(Binding::Params, params_at(&uniforms, at));
             bound.set(
@@ -862,16 +859,7 @@ impl Kernels {
                 },
             );
             let groups = (count * problem.value_heads) as u64 * columns;
-            let aligned = problem.value_dim.is_multiple_of(4) && state_at.is_multiple_of(4);
-            dispatches.push(self.dispatch(
-                Pass::Decode,
-                problem,
-                element,
-                None,
-                aligned,
-                &bound,
-                groups,
-            )?);
+            dispatches.push(self.dispatch(Pass::Decode, problem, element, None, &bound, groups)?);
             steps.push(dispatches);
         }
         Ok(Call { steps })
@@ -1161,26 +1149,22 @@ impl Kernels {
                 bound.set(Binding::Scratch, pack.target);
                 let any = Problem::new(crate::rule::Rule::Linear, [1, 1, 1, 1, 1, 1]);
                 let groups = pack.words.div_ceil(256);
-                self.dispatch(Pass::Pack, &any, Element::F32, None, false, &bound, groups)
+                self.dispatch(Pass::Pack, &any, Element::F32, None, &bound, groups)
             })
             .collect()
     }
 
-    /// Chooses and builds the pipeline of a pass and binds its buffers. `aligned`: states can be moved four
-    /// columns at a time.
-    #[allow(clippy::too_many_arguments)]
+    /// Chooses and builds the pipeline of a pass and binds its buffers.
     fn dispatch(
         &self,
         pass: Pass,
         problem: &Problem,
         element: Element,
         shape: Option<&ChunkShape>,
-        aligned: bool,
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
         let mut variant = shaders::variant(pass, problem, element);
-        variant.vector = pass == Pass::Decode && aligned;
         let list = shaders::bindings(pass, variant);
         let storage: Vec<_> = list
             .iter()

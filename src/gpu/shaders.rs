@@ -61,8 +61,6 @@ pub struct Variant {
     pub second: bool,
     /// The pass reads gates.
     pub gates: bool,
-    /// Decode moves its states four columns at a time.
-    pub vector: bool,
     /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
     pub shared: bool,
 }
@@ -178,11 +176,6 @@ pub fn source(pass: Pass, variant: Variant) -> String {
     } else {
         part!("no_gates")
     };
-    let state = if variant.vector {
-        part!("state_vector")
-    } else {
-        part!("state_scalar")
-    };
     let (params, keys, layer, rule, chunk) = (
         part!("params"),
         part!("keys"),
@@ -237,7 +230,6 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             gates,
             values,
             outputs,
-            state,
             rule,
             content,
             part!("decode"),
@@ -299,7 +291,6 @@ pub fn variant(pass: Pass, problem: &Problem, element: Element) -> Variant {
         },
         second: reads_second(problem, pass),
         gates: touches_rule && reads_gates(problem),
-        vector: false,
         shared: false,
     }
 }
@@ -439,24 +430,27 @@ pub fn constants(
         }
     }
     if pass == Pass::Decode {
-        let lanes = decode_lanes(problem);
-        let groups = DECODE_THREADS / lanes;
+        let (threads, columns) = decode_shape(problem);
+        let groups = threads / columns;
         out.extend([
-            ("LANES", lanes as f64),
-            ("KG", problem.key_dim.div_ceil(groups) as f64),
+            ("THREADS", threads as f64),
+            ("COLUMNS", columns as f64),
+            (
+                "KG",
+                problem.key_dim.div_ceil(groups).next_multiple_of(4) as f64,
+            ),
         ]);
     }
     out
 }
 
-/// Threads of a decode workgroup.
-const DECODE_THREADS: usize = 256;
-
-/// Threads across the value columns of a decode workgroup, four columns each.
-pub fn decode_lanes(problem: &Problem) -> usize {
-    problem
-        .value_dim
-        .div_ceil(4)
-        .next_power_of_two()
-        .clamp(4, 32)
+/// Threads of a decode workgroup, and value columns that it covers.
+pub fn decode_shape(_problem: &Problem) -> (usize, usize) {
+    match std::env::var("EDA_DECODE").ok().as_deref() {
+        Some("64x4") => (256, 64),
+        Some("32x8") => (256, 32),
+        Some("64x2") => (128, 64),
+        Some("128x2") => (256, 128),
+        _ => (128, 32),
+    }
 }
