@@ -3,8 +3,10 @@
 //! An [`Engine`] is one of two things behind one interface, and always says which: the GPU kernels on an
 //! adapter, or the CPU engine. Programs that own a `wgpu::Device` use the kernels directly instead.
 
+use crate::adapter;
 use crate::cpu::{CpuEngine, CpuPool};
 use crate::error::{Error, Result};
+use crate::gpu::engine::{GpuEngine, GpuPool};
 use crate::problem::{Outputs, Problem, Tensors};
 use crate::slots::Row;
 use serde::Serialize;
@@ -111,6 +113,8 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 pub enum Engine {
     /// The CPU engine.
     Cpu(CpuEngine),
+    /// The kernels on an adapter.
+    Gpu(GpuEngine),
 }
 
 /// States kept by an engine, one per slot, `[slots, HV, K, V]` float32.
@@ -118,6 +122,8 @@ pub enum Engine {
 pub enum Pool {
     /// In host memory.
     Cpu(CpuPool),
+    /// On the device.
+    Gpu(GpuPool),
 }
 
 impl Engine {
@@ -127,9 +133,12 @@ impl Engine {
     /// [`Error::NoAdapter`] where no adapter fits (never for [`Backend::Auto`] without an adapter name:
     /// the CPU engine always exists), [`Error::Device`], [`Error::SelfTest`].
     pub async fn open(options: &EngineOptions) -> Result<Self> {
-        match options.backend {
-            Backend::Auto | Backend::Cpu => Ok(Self::Cpu(CpuEngine::new())),
-            _ => Err(Error::NoAdapter("not built yet".into())),
+        if options.backend == Backend::Cpu {
+            return Ok(Self::Cpu(CpuEngine::new()));
+        }
+        match adapter::choose(options).await? {
+            Some(adapter) => Ok(Self::Gpu(GpuEngine::open(&adapter, options).await?)),
+            None => Ok(Self::Cpu(CpuEngine::new())),
         }
     }
 
@@ -137,6 +146,7 @@ impl Engine {
     pub fn description(&self) -> Description {
         match self {
             Self::Cpu(engine) => engine.description(),
+            Self::Gpu(engine) => engine.description(),
         }
     }
 
@@ -154,6 +164,7 @@ impl Engine {
     ) -> Result<Run> {
         match self {
             Self::Cpu(engine) => engine.prefill(problem, tensors, options, progress),
+            Self::Gpu(engine) => engine.prefill(problem, tensors, options, progress).await,
         }
     }
 
@@ -164,6 +175,7 @@ impl Engine {
     pub async fn pool(&self, problem: &Problem, slots: usize) -> Result<Pool> {
         match self {
             Self::Cpu(engine) => Ok(Pool::Cpu(engine.pool(problem, slots)?)),
+            Self::Gpu(engine) => Ok(Pool::Gpu(engine.pool(problem, slots)?)),
         }
     }
 
@@ -183,6 +195,16 @@ impl Engine {
     ) -> Result<(Vec<f32>, f64)> {
         match (self, pool) {
             (Self::Cpu(engine), Pool::Cpu(pool)) => engine.decode(problem, tensors, pool, rows),
+            (Self::Gpu(engine), Pool::Gpu(pool)) => {
+                engine
+                    .decode(problem, tensors, pool, rows, Element::F32)
+                    .await
+            }
+            _ => Err(Error::tensor(
+                "the state pool",
+                "one of this engine",
+                "one of another",
+            )),
         }
     }
 }
@@ -192,6 +214,7 @@ impl Pool {
     pub fn slots(&self) -> usize {
         match self {
             Self::Cpu(pool) => pool.slots(),
+            Self::Gpu(pool) => pool.slots(),
         }
     }
 
@@ -202,6 +225,7 @@ impl Pool {
     pub async fn read(&self, slot: usize) -> Result<Vec<f32>> {
         match self {
             Self::Cpu(pool) => pool.read(slot),
+            Self::Gpu(pool) => pool.read(slot).await,
         }
     }
 
@@ -212,6 +236,7 @@ impl Pool {
     pub async fn write(&mut self, slot: usize, state: &[f32]) -> Result<()> {
         match self {
             Self::Cpu(pool) => pool.write(slot, state),
+            Self::Gpu(pool) => pool.write(slot, state),
         }
     }
 
@@ -222,6 +247,7 @@ impl Pool {
     pub async fn copy(&mut self, from: usize, to: usize) -> Result<()> {
         match self {
             Self::Cpu(pool) => pool.copy(from, to),
+            Self::Gpu(pool) => pool.copy(from, to),
         }
     }
 }

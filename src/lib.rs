@@ -1,6 +1,11 @@
 //! Erase-then-Delta Attention and its family on any GPU. (Crate documentation is written below.)
 #![warn(missing_docs)]
 
+pub mod adapter;
+pub mod cpu;
+pub mod engine;
+pub mod error;
+pub mod gpu;
 pub mod battery;
 pub mod cpu;
 pub mod engine;

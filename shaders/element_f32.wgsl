@@ -1,0 +1,2 @@
+// Inputs and outputs lie in memory as float32.
+alias Element = f32;

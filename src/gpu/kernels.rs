@@ -1,0 +1,1301 @@
+//! The kernels on a device that somebody else may own: they record into the caller's encoder, over slices of
+//! the caller's buffers, and do nothing else. No submit, no wait, no read-back, no callback replaced.
+//!
+//! ```no_run
+//! # use eda_wgpu::{gpu::kernels::*, Operand, Problem, Rule, Tensors};
+//! # fn f(device: &wgpu::Device, queue: &wgpu::Queue, buffer: &wgpu::Buffer) -> eda_wgpu::Result<()> {
+//! let kernels = Kernels::new(device);
+//! let problem = Problem::new(Rule::Kda, [1, 4096, 4, 4, 128, 128]);
+//! # let slice = |i: u64| Slice { buffer, offset: i << 24, size: 4096 * 4 * 128 * 4 };
+//! let tensors = Tensors::new().with(Operand::Q, slice(0)).with(Operand::K, slice(1)); // …
+//! let plan = kernels.plan_prefill(&problem, &PrefillSettings::default())?;
+//! let call = kernels.prefill(&plan, &tensors, slice(5), slice(6), None)?;
+//! let mut encoder = device.create_command_encoder(&Default::default());
+//! call.record(&mut encoder);
+//! queue.submit([encoder.finish()]);
+//! # Ok(()) }
+//! ```
+
+use super::plan::{self, Bounds, Step};
+use super::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
+use crate::engine::Element;
+use crate::error::{Error, Result};
+use crate::problem::{Decay, DecayGate, Operand, Problem, Tensors};
+use crate::slots::{Row, validate_rows};
+use bytemuck::{Pod, Zeroable};
+use futures::FutureExt;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A tensor's place: bytes `offset .. offset + size` of a buffer with `STORAGE` usage, contiguous, row-major.
+/// The offset is a multiple of 4; it need not be aligned to the device's binding offsets.
+#[derive(Debug, Clone, Copy)]
+pub struct Slice<'a> {
+    /// The buffer.
+    pub buffer: &'a wgpu::Buffer,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+impl<'a> Slice<'a> {
+    /// The whole of a buffer.
+    pub fn whole(buffer: &'a wgpu::Buffer) -> Self {
+        Self {
+            buffer,
+            offset: 0,
+            size: buffer.size(),
+        }
+    }
+}
+
+impl Element {
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Element::F32 => 4,
+            Element::F16 => 2,
+        }
+    }
+}
+
+/// `struct Params` of `shaders/params.wgsl`.
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    heads: u32,
+    value_heads: u32,
+    first_head: u32,
+    head_count: u32,
+    chunk_count: u32,
+    piece_count: u32,
+    row_count: u32,
+    tokens: u32,
+    scale: f32,
+    lower_bound: f32,
+    q_at: u32,
+    k_at: u32,
+    x1_at: u32,
+    x2_at: u32,
+    g_at: u32,
+    v_at: u32,
+    o_at: u32,
+    initial_at: u32,
+    state_at: u32,
+    beta_at: u32,
+    gamma_at: u32,
+    a_log_at: u32,
+    dt_bias_at: u32,
+    scratch_at: u32,
+}
+
+const PARAMS_SIZE: u64 = size_of::<Params>() as u64;
+/// Batch rows a decode dispatch: `slots` in `shaders/decode.wgsl` holds two an entry.
+const ROWS_PER_DISPATCH: usize = 2048;
+/// `RESET` in `shaders/decode.wgsl`.
+const RESET: i32 = 0x4000_0000;
+
+struct Pipeline {
+    pipeline: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct PipelineKey {
+    pass: Pass,
+    variant: Variant,
+    constants: Vec<(&'static str, u64)>,
+}
+
+/// Pipelines for a device, built when first used and kept.
+pub struct Kernels {
+    device: wgpu::Device,
+    limits: wgpu::Limits,
+    features: wgpu::Features,
+    /// Bound in place of operands that are absent or empty.
+    nothing: wgpu::Buffer,
+    pipelines: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
+}
+
+/// Settings of a prefill.
+#[derive(Debug, Clone)]
+pub struct PrefillSettings {
+    /// Tokens a chunk, chosen where `None`.
+    pub chunk: Option<usize>,
+    /// Storage type of q, k, v, e, p, a, b, w, g and o. (beta, gamma, A_log, dt_bias and states are float32.)
+    pub element: Element,
+    /// Most bytes of scratch memory for chunks; long problems are cut into steps that fit it.
+    pub scratch_limit: u64,
+    /// The final-state slice already holds the states that the sequences continue.
+    pub continues: bool,
+    /// An initial-state slice will be given.
+    pub has_initial: bool,
+}
+
+impl Default for PrefillSettings {
+    fn default() -> Self {
+        Self {
+            chunk: None,
+            element: Element::F32,
+            scratch_limit: 128 << 20,
+            continues: false,
+            has_initial: false,
+        }
+    }
+}
+
+/// How a prefill is cut up on a device; holds for every call with the same problem and settings.
+pub struct PrefillPlan {
+    problem: Problem,
+    settings: PrefillSettings,
+    shape: ChunkShape,
+    steps: Vec<Step>,
+    /// Tables of the steps, and where each starts.
+    table: wgpu::Buffer,
+    table_at: Vec<u64>,
+    /// Bytes for chunks, a multiple of 256; the gates follow where they have to be gathered.
+    chunk_bytes: u64,
+    gate_bytes: u64,
+}
+
+impl PrefillPlan {
+    /// Bytes of scratch memory that a call needs.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.chunk_bytes + self.gate_bytes
+    }
+
+    /// Tokens a chunk.
+    pub fn chunk(&self) -> usize {
+        self.shape.tokens
+    }
+
+    /// Number of steps; each is four dispatches over a bounded amount of work.
+    pub fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Tokens (summed over heads and divided by them, rounded) that step `i` advances.
+    pub fn step_tokens(&self, i: usize) -> usize {
+        let step = &self.steps[i];
+        let tokens: usize = step.table[..step.chunks]
+            .iter()
+            .map(|c| c[1] as usize)
+            .sum();
+        tokens * step.heads.len() / self.problem.value_heads
+    }
+}
+
+struct Dispatch {
+    pipeline: Arc<Pipeline>,
+    bind_group: wgpu::BindGroup,
+    groups: (u32, u32),
+}
+
+/// A call with its buffers bound, ready to be recorded (any number of times).
+pub struct Call {
+    steps: Vec<Vec<Dispatch>>,
+}
+
+impl Call {
+    /// Records the whole operation.
+    pub fn record(&self, encoder: &mut wgpu::CommandEncoder) {
+        self.record_steps(encoder, 0..self.steps.len(), None);
+    }
+
+    /// Number of steps that [`Call::record_steps`] can record apart.
+    pub fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Records some of the steps, which must reach the queue in order.
+    pub fn record_steps(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        steps: std::ops::Range<usize>,
+        timestamps: Option<wgpu::ComputePassTimestampWrites<'_>>,
+    ) {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+            label: Some("eda"),
+            timestamp_writes: timestamps,
+        });
+        for dispatch in self
+            .steps
+            .iter()
+            .take(steps.end)
+            .skip(steps.start)
+            .flatten()
+        {
+            pass.set_pipeline(&dispatch.pipeline.pipeline);
+            pass.set_bind_group(0, &dispatch.bind_group, &[]);
+            pass.dispatch_workgroups(dispatch.groups.0, dispatch.groups.1, 1);
+        }
+    }
+}
+
+/// A buffer range in a bind group, and whose it is.
+#[derive(Clone, Copy)]
+struct Bound<'a> {
+    buffer: &'a wgpu::Buffer,
+    offset: u64,
+    size: u64,
+}
+
+/// What is bound where in one step, by binding number.
+struct Bindings<'a> {
+    bound: [Option<Bound<'a>>; 13],
+    nothing: Bound<'a>,
+}
+
+impl<'a> Bindings<'a> {
+    fn set(&mut self, binding: Binding, bound: Bound<'a>) {
+        self.bound[binding as usize] = Some(bound);
+    }
+
+    fn get(&self, binding: Binding) -> Bound<'a> {
+        self.bound[binding as usize].unwrap_or(self.nothing)
+    }
+}
+
+/// Workgroups folded into two dimensions of at most 65,535.
+fn fold(groups: u64, what: &str) -> Result<(u32, u32)> {
+    const SIDE: u64 = 65_535;
+    let y = groups.div_ceil(SIDE).max(1);
+    if y > SIDE {
+        return Err(Error::unsupported(
+            format!("workgroups of {what}"),
+            groups,
+            SIDE * SIDE,
+        ));
+    }
+    let x = groups.div_ceil(y);
+    // Both fit u32 by the bound above.
+    Ok((x as u32, y as u32))
+}
+
+fn offset_u32(what: &str, elements: u64) -> Result<u32> {
+    u32::try_from(elements).map_err(|_| {
+        Error::unsupported(format!("offset of {what} in elements"), elements, u32::MAX)
+    })
+}
+
+/// Runs `create` under error scopes of our own and turns what they caught into an [`Error`].
+fn guarded<T>(
+    device: &wgpu::Device,
+    what: &str,
+    bytes: u64,
+    create: impl FnOnce() -> T,
+) -> Result<T> {
+    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let value = create();
+    // Natively the result is there at once; in a browser it comes later and the device reports it.
+    let caught = [
+        memory.pop().now_or_never(),
+        internal.pop().now_or_never(),
+        validation.pop().now_or_never(),
+    ];
+    for error in caught.into_iter().flatten().flatten() {
+        return Err(match error {
+            wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory {
+                what: what.to_owned(),
+                bytes,
+            },
+            other => Error::Device(format!("{what}: {other}")),
+        });
+    }
+    Ok(value)
+}
+
+impl Kernels {
+    /// Kernels for a device; costs nothing until a plan is made.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self {
+            device: device.clone(),
+            limits: device.limits(),
+            features: device.features(),
+            nothing: device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("eda: nothing"),
+                size: 256,
+                usage: wgpu::BufferUsages::STORAGE,
+                mapped_at_creation: false,
+            }),
+            pipelines: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.device
+    }
+
+    /// Pipelines built so far.
+    pub fn pipeline_count(&self) -> usize {
+        self.pipelines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
+    }
+
+    /// Creates a buffer, reporting what went wrong as an [`Error`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] above the device's buffer size, [`Error::OutOfMemory`].
+    pub fn buffer(
+        &self,
+        what: &str,
+        size: u64,
+        usage: wgpu::BufferUsages,
+        contents: Option<&[u8]>,
+    ) -> Result<wgpu::Buffer> {
+        let size = size.next_multiple_of(4).max(256);
+        if size > self.limits.max_buffer_size {
+            return Err(Error::unsupported(
+                format!("bytes of {what}"),
+                size,
+                format!("{} (the device's buffer size)", self.limits.max_buffer_size),
+            ));
+        }
+        guarded(&self.device, what, size, || {
+            let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(what),
+                size,
+                usage,
+                mapped_at_creation: contents.is_some(),
+            });
+            if let Some(contents) = contents {
+                if let Ok(mut view) = buffer.slice(..).get_mapped_range_mut() {
+                    view.slice(..contents.len()).copy_from_slice(contents);
+                }
+                buffer.unmap();
+            }
+            buffer
+        })
+    }
+
+    fn check_element(&self, element: Element) -> Result<()> {
+        if element == Element::F16 && !self.features.contains(wgpu::Features::SHADER_F16) {
+            return Err(Error::unsupported(
+                "element type",
+                "float16",
+                "float32: the device has no SHADER_F16",
+            ));
+        }
+        Ok(())
+    }
+
+    fn bounds(&self, settings: &PrefillSettings) -> Bounds {
+        Bounds {
+            scratch: settings
+                .scratch_limit
+                .min(self.limits.max_buffer_size - 512),
+            binding: self.limits.max_storage_buffer_binding_size.min(1 << 32) & !255,
+            element: settings.element.bytes(),
+        }
+    }
+
+    /// Cuts a prefill for this device. Costs a small buffer; the pipelines are built by [`Kernels::prefill`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where a size exceeds what the device or the kernels take.
+    pub fn plan_prefill(
+        &self,
+        problem: &Problem,
+        settings: &PrefillSettings,
+    ) -> Result<PrefillPlan> {
+        problem.validate()?;
+        self.check_element(settings.element)?;
+        let shape = plan::chunk_shape(problem, settings.chunk)?;
+        let steps = plan::steps(
+            problem,
+            &shape,
+            &self.bounds(settings),
+            settings.has_initial,
+            settings.continues,
+        )?;
+        let mut table = Vec::new();
+        let mut table_at = Vec::new();
+        for step in &steps {
+            let alignment = self.limits.min_storage_buffer_offset_alignment as usize;
+            table.resize(table.len().next_multiple_of(alignment.max(16)), 0u8);
+            table_at.push(table.len() as u64);
+            table.extend_from_slice(bytemuck::cast_slice(&step.table));
+        }
+        let most = |f: &dyn Fn(&Step) -> u64| steps.iter().map(f).max().unwrap_or(0);
+        let chunk_bytes = most(&|s| s.scratch_words(&shape) * 4).next_multiple_of(256);
+        let gate_bytes = most(&|s| self.gate_words(problem, s.tokens.len()) * 4);
+        let table = self.buffer(
+            "the table of chunks",
+            table.len() as u64,
+            wgpu::BufferUsages::STORAGE,
+            Some(&table),
+        )?;
+        Ok(PrefillPlan {
+            problem: problem.clone(),
+            settings: settings.clone(),
+            shape,
+            steps,
+            table,
+            table_at,
+            chunk_bytes,
+            gate_bytes,
+        })
+    }
+
+    /// Float words that gathering the gates of `tokens` tokens takes.
+    fn gate_words(&self, problem: &Problem, tokens: usize) -> u64 {
+        GATES
+            .into_iter()
+            .filter(|&o| problem.uses(o))
+            .map(|o| match problem.rows_per_token(o) {
+                0 => problem.row_len(o) as u64,
+                rows => (tokens * rows * problem.row_len(o)) as u64,
+            })
+            .sum()
+    }
+
+    /// Binds a prefill: `o [B, T, HV, V]` and `final_state [N, HV, K, V]` (float32) are written, nothing
+    /// outside them. `scratch` needs [`PrefillPlan::scratch_bytes`]; it is allocated where `None`, and lives
+    /// as long as the call.
+    ///
+    /// Slices may lie in one and the same buffer as long as those that are written overlap no other.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for a missing, extra or misplaced slice, [`Error::Unsupported`] where the device
+    /// grants too little, [`Error::OutOfMemory`].
+    pub fn prefill(
+        &self,
+        plan: &PrefillPlan,
+        tensors: &Tensors<Slice<'_>>,
+        o: Slice<'_>,
+        final_state: Slice<'_>,
+        scratch: Option<Slice<'_>>,
+    ) -> Result<Call> {
+        let problem = &plan.problem;
+        let element = plan.settings.element;
+        self.check_slices(problem, element, tensors)?;
+        self.check_slice("o", o, problem.output_len() as u64 * element.bytes())?;
+        self.check_slice("final_state", final_state, problem.states_len() as u64 * 4)?;
+        if plan.settings.has_initial != tensors.get(Operand::InitialState).is_some() {
+            return Err(Error::tensor(
+                "initial_state",
+                if plan.settings.has_initial {
+                    "a slice, as planned"
+                } else {
+                    "none, as planned"
+                },
+                "the opposite",
+            ));
+        }
+        let owned;
+        let scratch = match scratch {
+            Some(s) => {
+                if s.size < plan.scratch_bytes() {
+                    return Err(Error::tensor(
+                        "scratch",
+                        format!("{} bytes", plan.scratch_bytes()),
+                        s.size,
+                    ));
+                }
+                s
+            }
+            None => {
+                owned = self.buffer(
+                    "scratch memory",
+                    plan.scratch_bytes(),
+                    wgpu::BufferUsages::STORAGE,
+                    None,
+                )?;
+                Slice::whole(&owned)
+            }
+        };
+
+        let mut writer = ParamsWriter::default();
+        let mut prepared = Vec::with_capacity(plan.steps.len());
+        for (step, &table_at) in plan.steps.iter().zip(&plan.table_at) {
+            let mut params = self.problem_params(problem);
+            params.first_head = step.heads.start as u32;
+            params.head_count = step.heads.len() as u32;
+            params.chunk_count = step.chunks as u32;
+            params.piece_count = step.pieces() as u32;
+            let mut bound = self.no_bindings();
+            let rows = step.tokens.clone();
+            self.bind_operands(problem, element, tensors, &rows, &mut params, &mut bound)?;
+            let (at, range) = self.range("o", o, output_rows(problem, &rows), element.bytes())?;
+            params.o_at = at;
+            bound.set(Binding::O, range);
+            let states = 0..problem.states_len() as u64;
+            let (at, range) = self.range("final_state", final_state, states.clone(), 4)?;
+            params.state_at = at;
+            bound.set(Binding::State, range);
+            if let Some(&initial) = tensors.get(Operand::InitialState) {
+                let (at, range) = self.range("initial_state", initial, states, 4)?;
+                params.initial_at = at;
+                bound.set(Binding::Initial, range);
+            }
+            bound.set(
+                Binding::Table,
+                Bound {
+                    buffer: &plan.table,
+                    offset: table_at,
+                    size: (step.table.len() as u64 * 16).max(16),
+                },
+            );
+            let words = 0..step.scratch_words(&plan.shape);
+            let (at, range) = self.range("scratch", scratch, words, 4)?;
+            // The scan views scratch memory in vec4s, the bytes before it included.
+            if !at.is_multiple_of(4) {
+                return Err(Error::tensor(
+                    "scratch",
+                    "an offset that is a multiple of 16 bytes",
+                    scratch.offset,
+                ));
+            }
+            params.scratch_at = at;
+            bound.set(Binding::Scratch, range);
+            let packs = self.bind_gates(
+                problem,
+                tensors,
+                &[o, final_state, scratch],
+                &rows,
+                Slice {
+                    offset: scratch.offset + plan.chunk_bytes,
+                    size: scratch.size - plan.chunk_bytes,
+                    ..scratch
+                },
+                &mut params,
+                &mut bound,
+                &mut writer,
+            )?;
+            let at = writer.push(params);
+            prepared.push((step, bound, packs, at));
+        }
+        let uniforms = self.buffer(
+            "parameters",
+            writer.bytes.len() as u64,
+            wgpu::BufferUsages::UNIFORM,
+            Some(&writer.bytes),
+        )?;
+
+        let mut steps = Vec::with_capacity(prepared.len());
+        for (step, mut bound, packs, at) in prepared {
+            let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
+            bound.set(Binding::Params, params_at(&uniforms, at));
+            let chunk_heads = (step.chunks * step.heads.len()) as u64;
+            let blocks = (plan.shape.tokens / 16) as u64;
+            let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
+            let scans = (step.pieces() * step.heads.len()) as u64 * columns;
+            for (pass, groups) in [
+                (Pass::Rows, chunk_heads),
+                (Pass::Pairs, chunk_heads * blocks * blocks),
+                (Pass::Solve, chunk_heads),
+                (Pass::Scan, scans),
+            ] {
+                if groups > 0 {
+                    dispatches.push(self.dispatch(
+                        pass,
+                        problem,
+                        element,
+                        Some(&plan.shape),
+                        &bound,
+                        groups,
+                    )?);
+                }
+            }
+            steps.push(dispatches);
+        }
+        Ok(Call { steps })
+    }
+
+    /// Binds a decode: each batch row continues the state in its slot of `pool [slots, HV, K, V]` (float32) by
+    /// `problem.tokens` tokens, in place; `o [B, T, HV, V]` is written (zero for padding rows). The problem is
+    /// neither packed nor has an initial state.
+    ///
+    /// # Errors
+    /// As [`Kernels::prefill`].
+    pub fn decode(
+        &self,
+        problem: &Problem,
+        element: Element,
+        tensors: &Tensors<Slice<'_>>,
+        o: Slice<'_>,
+        pool: Slice<'_>,
+        rows: &[Row],
+    ) -> Result<Call> {
+        problem.validate()?;
+        self.check_element(element)?;
+        validate_decode(problem, tensors)?;
+        self.check_slices(problem, element, tensors)?;
+        self.check_slice("o", o, problem.output_len() as u64 * element.bytes())?;
+        let slot_words = (problem.value_heads * problem.state_len()) as u64;
+        let slots = pool.size / (slot_words * 4);
+        self.check_slice("the state pool", pool, slots * slot_words * 4)?;
+        validate_rows(rows, problem.batch, slots as usize)?;
+        if problem.total_tokens() == 0 {
+            return Ok(Call { steps: Vec::new() });
+        }
+
+        // The part of the pool that one binding covers.
+        let binding = self.limits.max_storage_buffer_binding_size & !255;
+        let window = (binding.saturating_sub(512) / (slot_words * 4)) as usize;
+        if window == 0 {
+            return Err(Error::unsupported(
+                "bytes of one slot's states",
+                slot_words * 4,
+                format!("{binding} (the device's binding size)"),
+            ));
+        }
+        // The same for the rows of the operands.
+        let widest = Operand::ALL
+            .into_iter()
+            .filter(|&op| problem.uses(op) && problem.rows_per_token(op) > 0)
+            .map(|op| problem.rows_per_token(op) * problem.row_len(op))
+            .max()
+            .unwrap_or(1);
+        let row_bytes = (widest * problem.tokens) as u64 * element.bytes();
+        let batch_window = (binding.saturating_sub(512) / row_bytes.max(1)) as usize;
+        if batch_window == 0 {
+            return Err(Error::unsupported(
+                "bytes of one batch row",
+                row_bytes,
+                format!("{binding} (the device's binding size)"),
+            ));
+        }
+
+        // Rows that go into one dispatch: near in the batch and in the pool.
+        let mut groups: std::collections::BTreeMap<(usize, usize), Vec<[i32; 2]>> =
+            std::collections::BTreeMap::new();
+        for (i, row) in rows.iter().enumerate() {
+            let slot = usize::try_from(row.slot).unwrap_or(0);
+            let code = match row {
+                row if row.is_padding() => -1,
+                Row { reset: true, .. } => (slot % window) as i32 | RESET,
+                _ => (slot % window) as i32,
+            };
+            let group = groups.entry((i / batch_window, slot / window)).or_default();
+            group.push([(i % batch_window) as i32, code]);
+        }
+        let scratch_words = self.gate_words(
+            problem,
+            problem.total_tokens().min(batch_window * problem.tokens),
+        );
+        let mut scratch = None;
+        let mut writer = ParamsWriter::default();
+        let mut prepared = Vec::new();
+        for ((batch_group, slot_group), entries) in groups {
+            let first = batch_group * batch_window;
+            let end = (first + batch_window).min(problem.batch);
+            let range = first * problem.tokens..end * problem.tokens;
+            for entries in entries.chunks(ROWS_PER_DISPATCH) {
+                prepared.push((range.clone(), slot_group, entries.to_vec()));
+            }
+        }
+        let mut bound_steps = Vec::new();
+        for (range, slot_group, entries) in &prepared {
+            let mut params = self.problem_params(problem);
+            params.head_count = problem.value_heads as u32;
+            params.row_count = entries.len() as u32;
+            params.tokens = problem.tokens as u32;
+            let mut bound = self.no_bindings();
+            self.bind_operands(problem, element, tensors, range, &mut params, &mut bound)?;
+            let (at, r) = self.range("o", o, output_rows(problem, range), element.bytes())?;
+            params.o_at = at;
+            bound.set(Binding::O, r);
+            let first_slot = (slot_group * window) as u64;
+            let last_slot = (first_slot + window as u64).min(slots);
+            let words = first_slot * slot_words..last_slot * slot_words;
+            let (at, r) = self.range("the state pool", pool, words, 4)?;
+            params.state_at = at;
+            bound.set(Binding::State, r);
+            let mut table = vec![[0i32; 2]; ROWS_PER_DISPATCH];
+            table[..entries.len()].copy_from_slice(entries);
+            let table_at = writer.push_bytes(bytemuck::cast_slice(&table));
+            bound_steps.push((params, bound, table_at, range.clone(), entries.len()));
+        }
+        if scratch_words > 0
+            && self
+                .gates_in_one_buffer(problem, tensors, &[o, pool])
+                .is_none()
+        {
+            scratch = Some(self.buffer(
+                "gathered gates",
+                scratch_words * 4,
+                wgpu::BufferUsages::STORAGE,
+                None,
+            )?);
+        }
+        let gathered = scratch
+            .as_ref()
+            .map_or(Slice::whole(&self.nothing), Slice::whole);
+        let mut ready = Vec::new();
+        for (mut params, mut bound, table_at, range, count) in bound_steps {
+            let packs = self.bind_gates(
+                problem,
+                tensors,
+                &[o, pool],
+                &range,
+                gathered,
+                &mut params,
+                &mut bound,
+                &mut writer,
+            )?;
+            let at = writer.push(params);
+            ready.push((bound, packs, at, table_at, count));
+        }
+        let uniforms = self.buffer(
+            "parameters",
+            writer.bytes.len() as u64,
+            wgpu::BufferUsages::UNIFORM,
+            Some(&writer.bytes),
+        )?;
+        let columns = problem.value_dim.div_ceil(32) as u64;
+        let mut steps = Vec::with_capacity(ready.len());
+        for (mut bound, packs, at, table_at, count) in ready {
+            let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
+            bound.set(Binding::Params, params_at(&uniforms, at));
+            bound.set(
+                Binding::Table,
+                Bound {
+                    buffer: &uniforms,
+                    offset: table_at,
+                    size: ROWS_PER_DISPATCH as u64 * 8,
+                },
+            );
+            let groups = (count * problem.value_heads) as u64 * columns;
+            dispatches.push(self.dispatch(Pass::Decode, problem, element, None, &bound, groups)?);
+            steps.push(dispatches);
+        }
+        Ok(Call { steps })
+    }
+
+    fn problem_params(&self, problem: &Problem) -> Params {
+        let lower_bound = match problem.decay {
+            Decay::Gate(DecayGate::Safe { lower_bound } | DecayGate::Sigmoid { lower_bound }) => {
+                lower_bound
+            }
+            _ => -1.0,
+        };
+        Params {
+            heads: problem.heads as u32,
+            value_heads: problem.value_heads as u32,
+            scale: problem.scale(),
+            lower_bound,
+            ..Params::default()
+        }
+    }
+
+    fn no_bindings(&self) -> Bindings<'_> {
+        Bindings {
+            bound: [None; 13],
+            nothing: Bound {
+                buffer: &self.nothing,
+                offset: 0,
+                size: 256,
+            },
+        }
+    }
+
+    /// The aligned binding that covers elements `range` of a slice, and the element of the binding at which
+    /// the range starts.
+    fn range<'a>(
+        &'a self,
+        what: &str,
+        slice: Slice<'a>,
+        range: std::ops::Range<u64>,
+        element: u64,
+    ) -> Result<(u32, Bound<'a>)> {
+        if range.is_empty() {
+            return Ok((0, self.no_bindings().nothing));
+        }
+        let alignment = u64::from(self.limits.min_storage_buffer_offset_alignment);
+        let start = slice.offset + range.start * element;
+        let end = (slice.offset + range.end * element).next_multiple_of(4);
+        let offset = start - start % alignment;
+        let size = end - offset;
+        let limit = self.limits.max_storage_buffer_binding_size;
+        if size > limit {
+            return Err(Error::unsupported(
+                format!("bytes of {what} in one binding"),
+                size,
+                format!("{limit} (the device's binding size)"),
+            ));
+        }
+        let at = offset_u32(what, (start - offset) / element)?;
+        Ok((
+            at,
+            Bound {
+                buffer: slice.buffer,
+                offset,
+                size,
+            },
+        ))
+    }
+
+    fn check_slice(&self, name: &str, slice: Slice<'_>, bytes: u64) -> Result<()> {
+        if slice.size < bytes {
+            return Err(Error::tensor(
+                name,
+                format!("a slice of {bytes} bytes"),
+                format!("{} bytes", slice.size),
+            ));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        if !slice.offset.is_multiple_of(4) {
+            return Err(Error::tensor(
+                name,
+                "an offset that is a multiple of 4 bytes",
+                slice.offset,
+            ));
+        }
+        let end = slice
+            .offset
+            .checked_add(bytes.next_multiple_of(4))
+            .unwrap_or(u64::MAX);
+        if end > slice.buffer.size() {
+            return Err(Error::tensor(
+                name,
+                format!("a slice within its buffer of {} bytes", slice.buffer.size()),
+                format!("one that ends at byte {end}"),
+            ));
+        }
+        if !slice.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+            return Err(Error::tensor(
+                name,
+                "a buffer with STORAGE usage",
+                format!("{:?}", slice.buffer.usage()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_slices(
+        &self,
+        problem: &Problem,
+        element: Element,
+        tensors: &Tensors<Slice<'_>>,
+    ) -> Result<()> {
+        // Lengths in elements; a slice may be longer than needed but not shorter.
+        let needed = |o: Operand| problem.len(o) as u64 * operand_element(o, element).bytes();
+        let lengths = tensors.map(|o, s| {
+            if s.size >= needed(o) {
+                problem.len(o)
+            } else {
+                (s.size / operand_element(o, element).bytes()) as usize
+            }
+        });
+        problem.validate_lengths(&lengths, |&l| l)?;
+        for (o, &slice) in tensors.iter() {
+            self.check_slice(problem.name(o), slice, needed(o))?;
+        }
+        Ok(())
+    }
+
+    /// Binds the operands of tokens `rows`, gates excepted.
+    fn bind_operands<'a>(
+        &'a self,
+        problem: &Problem,
+        element: Element,
+        tensors: &Tensors<Slice<'a>>,
+        rows: &std::ops::Range<usize>,
+        params: &mut Params,
+        bound: &mut Bindings<'a>,
+    ) -> Result<()> {
+        let (x1, x2) = shaders::own_operands(problem);
+        for (operand, binding, at) in [
+            (Some(Operand::Q), Binding::Q, &mut params.q_at),
+            (Some(Operand::K), Binding::K, &mut params.k_at),
+            (x1, Binding::X1, &mut params.x1_at),
+            (x2, Binding::X2, &mut params.x2_at),
+            (Some(Operand::G), Binding::G, &mut params.g_at),
+            (Some(Operand::V), Binding::V, &mut params.v_at),
+        ] {
+            let Some(operand) = operand else { continue };
+            let Some(&slice) = tensors.get(operand) else {
+                continue;
+            };
+            let row = (problem.rows_per_token(operand) * problem.row_len(operand)) as u64;
+            let range = rows.start as u64 * row..rows.end as u64 * row;
+            let name = problem.name(operand);
+            let (start, b) = self.range(name, slice, range, element.bytes())?;
+            *at = start;
+            bound.set(binding, b);
+        }
+        Ok(())
+    }
+
+    /// The range that covers all gates, where they lie in one buffer with nothing written in between.
+    fn gates_in_one_buffer<'a>(
+        &self,
+        problem: &Problem,
+        tensors: &Tensors<Slice<'a>>,
+        written: &[Slice<'_>],
+    ) -> Option<Slice<'a>> {
+        let mut cover: Option<Slice<'a>> = None;
+        for gate in GATES {
+            let Some(&slice) = tensors.get(gate) else {
+                continue;
+            };
+            let end = slice.offset + problem.len(gate) as u64 * 4;
+            cover = Some(match cover {
+                None => Slice {
+                    size: end - slice.offset,
+                    ..slice
+                },
+                Some(c) if c.buffer == slice.buffer => {
+                    let start = c.offset.min(slice.offset);
+                    let end = (c.offset + c.size).max(end);
+                    Slice {
+                        buffer: c.buffer,
+                        offset: start,
+                        size: end - start,
+                    }
+                }
+                Some(_) => return None,
+            });
+        }
+        let cover = cover?;
+        let alignment = u64::from(self.limits.min_storage_buffer_offset_alignment);
+        let start = cover.offset - cover.offset % alignment;
+        let end = cover.offset + cover.size;
+        let clear = written
+            .iter()
+            .all(|w| w.buffer != cover.buffer || w.offset >= end || w.offset + w.size <= start);
+        (clear && end - start <= self.limits.max_storage_buffer_binding_size).then_some(cover)
+    }
+
+    /// Binds the gates of tokens `rows`, directly or through `gathered`; returns the copies to be made.
+    #[allow(clippy::too_many_arguments)]
+    fn bind_gates<'a>(
+        &'a self,
+        problem: &Problem,
+        tensors: &Tensors<Slice<'a>>,
+        written: &[Slice<'_>],
+        rows: &std::ops::Range<usize>,
+        gathered: Slice<'a>,
+        params: &mut Params,
+        bound: &mut Bindings<'a>,
+        writer: &mut ParamsWriter,
+    ) -> Result<Vec<Pack<'a>>> {
+        let rows_of = |gate: Operand| match problem.rows_per_token(gate) {
+            0 => 0..problem.row_len(gate) as u64,
+            n => {
+                let row = (n * problem.row_len(gate)) as u64;
+                rows.start as u64 * row..rows.end as u64 * row
+            }
+        };
+        let mut packs = Vec::new();
+        if let Some(cover) = self.gates_in_one_buffer(problem, tensors, written) {
+            let (at, b) = self.range("the gates", cover, 0..cover.size / 4, 4)?;
+            bound.set(Binding::Gates, b);
+            for gate in GATES {
+                if let Some(slice) = tensors.get(gate) {
+                    let words = (slice.offset - cover.offset) / 4 + rows_of(gate).start;
+                    *gate_at(params, gate) = offset_u32(problem.name(gate), u64::from(at) + words)?;
+                }
+            }
+            return Ok(packs);
+        }
+        let mut filled = 0;
+        for gate in GATES {
+            let Some(&slice) = tensors.get(gate) else {
+                continue;
+            };
+            let range = rows_of(gate);
+            let words = range.end - range.start;
+            if words == 0 {
+                continue;
+            }
+            let (source_at, source) = self.range(problem.name(gate), slice, range, 4)?;
+            let (target_at, target) =
+                self.range("the gathered gates", gathered, filled..filled + words, 4)?;
+            let pack = Params {
+                tokens: offset_u32(problem.name(gate), words)?,
+                q_at: source_at,
+                scratch_at: target_at,
+                ..Params::default()
+            };
+            packs.push(Pack {
+                source,
+                target,
+                params_at: writer.push(pack),
+                words,
+            });
+            *gate_at(params, gate) = offset_u32("the gathered gates", filled)?;
+            filled += words;
+        }
+        if filled > 0 {
+            let (at, b) = self.range("the gathered gates", gathered, 0..filled, 4)?;
+            for gate in GATES {
+                *gate_at(params, gate) += at;
+            }
+            bound.set(Binding::Gates, b);
+        }
+        Ok(packs)
+    }
+
+    fn pack_dispatches(
+        &self,
+        packs: Vec<Pack<'_>>,
+        uniforms: &wgpu::Buffer,
+    ) -> Result<Vec<Dispatch>> {
+        packs
+            .into_iter()
+            .map(|pack| {
+                let mut bound = self.no_bindings();
+                bound.set(Binding::Params, params_at(uniforms, pack.params_at));
+                bound.set(Binding::Q, pack.source);
+                bound.set(Binding::Scratch, pack.target);
+                let any = Problem::new(crate::rule::Rule::Linear, [1, 1, 1, 1, 1, 1]);
+                let groups = pack.words.div_ceil(256);
+                self.dispatch(Pass::Pack, &any, Element::F32, None, &bound, groups)
+            })
+            .collect()
+    }
+
+    /// Chooses and builds the pipeline of a pass and binds its buffers.
+    fn dispatch(
+        &self,
+        pass: Pass,
+        problem: &Problem,
+        element: Element,
+        shape: Option<&ChunkShape>,
+        bound: &Bindings<'_>,
+        groups: u64,
+    ) -> Result<Dispatch> {
+        let touches_rule = matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode);
+        let mut variant = Variant {
+            // Passes over scratch memory alone are the same for every element type.
+            element: if touches_rule || pass == Pass::Scan {
+                element
+            } else {
+                Element::F32
+            },
+            second: shaders::reads_second(problem, pass),
+            gates: touches_rule && shaders::reads_gates(problem),
+            shared: false,
+        };
+        let list = shaders::bindings(pass, variant);
+        let storage: Vec<_> = list
+            .iter()
+            .filter(|(_, access)| *access != Access::Uniform)
+            .collect();
+        if storage.len() > self.limits.max_storage_buffers_per_shader_stage as usize {
+            return Err(Error::unsupported(
+                format!(
+                    "storage buffers of {} for rule {}",
+                    pass.name(),
+                    problem.rule
+                ),
+                storage.len(),
+                format!(
+                    "{} (the device's limit)",
+                    self.limits.max_storage_buffers_per_shader_stage
+                ),
+            ));
+        }
+        // wgpu refuses a buffer that one dispatch binds both to read and to write.
+        variant.shared = storage.iter().any(|(a, access)| {
+            *access == Access::Write
+                && *a != Binding::Table
+                && storage
+                    .iter()
+                    .any(|(b, _)| a != b && bound.get(*a).buffer == bound.get(*b).buffer)
+        });
+        let constants = shaders::constants(pass, problem, shape);
+        let pipeline = self.pipeline(pass, variant, &constants)?;
+        let entries: Vec<_> = list
+            .iter()
+            .map(|&(binding, _)| {
+                let b = bound.get(binding);
+                wgpu::BindGroupEntry {
+                    binding: binding as u32,
+                    resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                        buffer: b.buffer,
+                        offset: b.offset,
+                        size: wgpu::BufferSize::new(b.size),
+                    }),
+                }
+            })
+            .collect();
+        let bind_group = guarded(&self.device, pass.name(), 0, || {
+            self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(pass.name()),
+                layout: &pipeline.layout,
+                entries: &entries,
+            })
+        })?;
+        Ok(Dispatch {
+            pipeline,
+            bind_group,
+            groups: fold(groups, pass.name())?,
+        })
+    }
+
+    fn pipeline(
+        &self,
+        pass: Pass,
+        variant: Variant,
+        constants: &[(&'static str, f64)],
+    ) -> Result<Arc<Pipeline>> {
+        let key = PipelineKey {
+            pass,
+            variant,
+            constants: constants.iter().map(|&(n, v)| (n, v.to_bits())).collect(),
+        };
+        let mut pipelines = self
+            .pipelines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = pipelines.get(&key) {
+            return Ok(found.clone());
+        }
+        let entries: Vec<_> = shaders::bindings(pass, variant)
+            .into_iter()
+            .map(|(binding, access)| wgpu::BindGroupLayoutEntry {
+                binding: binding as u32,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: match access {
+                        Access::Uniform => wgpu::BufferBindingType::Uniform,
+                        access => wgpu::BufferBindingType::Storage {
+                            read_only: access == Access::Read
+                                && (!variant.shared || binding == Binding::Table),
+                        },
+                    },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            })
+            .collect();
+        let built = guarded(&self.device, pass.name(), 0, || {
+            let module = self
+                .device
+                .create_shader_module(wgpu::ShaderModuleDescriptor {
+                    label: Some(pass.name()),
+                    source: wgpu::ShaderSource::Wgsl(shaders::source(pass, variant).into()),
+                });
+            let layout = self
+                .device
+                .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                    label: Some(pass.name()),
+                    entries: &entries,
+                });
+            let pipeline_layout =
+                self.device
+                    .create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                        label: Some(pass.name()),
+                        bind_group_layouts: &[Some(&layout)],
+                        immediate_size: 0,
+                    });
+            let pipeline = self
+                .device
+                .create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                    label: Some(pass.name()),
+                    layout: Some(&pipeline_layout),
+                    module: &module,
+                    entry_point: Some("main"),
+                    compilation_options: wgpu::PipelineCompilationOptions {
+                        constants,
+                        // Every word of workgroup memory is written before it is read.
+                        zero_initialize_workgroup_memory: false,
+                    },
+                    cache: None,
+                });
+            Pipeline { pipeline, layout }
+        })?;
+        let built = Arc::new(built);
+        pipelines.insert(key, built.clone());
+        Ok(built)
+    }
+}
+
+const GATES: [Operand; 4] = [
+    Operand::Beta,
+    Operand::Gamma,
+    Operand::ALog,
+    Operand::DtBias,
+];
+
+/// Element type of an operand: gates and states are always float32.
+pub fn operand_element(operand: Operand, element: Element) -> Element {
+    match operand {
+        Operand::InitialState => Element::F32,
+        o if GATES.contains(&o) => Element::F32,
+        _ => element,
+    }
+}
+
+fn gate_at(params: &mut Params, gate: Operand) -> &mut u32 {
+    match gate {
+        Operand::Beta => &mut params.beta_at,
+        Operand::Gamma => &mut params.gamma_at,
+        Operand::ALog => &mut params.a_log_at,
+        _ => &mut params.dt_bias_at,
+    }
+}
+
+fn output_rows(problem: &Problem, rows: &std::ops::Range<usize>) -> std::ops::Range<u64> {
+    let row = (problem.value_heads * problem.value_dim) as u64;
+    rows.start as u64 * row..rows.end as u64 * row
+}
+
+/// Checks what decode asks beyond a valid problem.
+///
+/// # Errors
+/// [`Error::Tensor`] for packed sequences or an initial state.
+pub fn validate_decode<T>(problem: &Problem, tensors: &Tensors<T>) -> Result<()> {
+    if problem.cu_seqlens.is_some() {
+        return Err(Error::tensor(
+            "cu_seqlens",
+            "none in decode: every batch row has the same number of tokens",
+            "packed sequences",
+        ));
+    }
+    if tensors.get(Operand::InitialState).is_some() {
+        return Err(Error::tensor(
+            "initial_state",
+            "none in decode: states are in the pool",
+            "one",
+        ));
+    }
+    Ok(())
+}
+
+/// One copy of gates into scratch memory.
+struct Pack<'a> {
+    source: Bound<'a>,
+    target: Bound<'a>,
+    params_at: u64,
+    words: u64,
+}
+
+/// Collects uniforms at offsets that every device accepts.
+#[derive(Default)]
+struct ParamsWriter {
+    bytes: Vec<u8>,
+}
+
+impl ParamsWriter {
+    fn push(&mut self, params: Params) -> u64 {
+        self.push_bytes(bytemuck::bytes_of(&params))
+    }
+
+    fn push_bytes(&mut self, bytes: &[u8]) -> u64 {
+        let at = self.bytes.len().next_multiple_of(256);
+        self.bytes.resize(at, 0);
+        self.bytes.extend_from_slice(bytes);
+        at as u64
+    }
+}
+
+fn params_at(uniforms: &wgpu::Buffer, at: u64) -> Bound<'_> {
+    Bound {
+        buffer: uniforms,
+        offset: at,
+        size: PARAMS_SIZE,
+    }
+}

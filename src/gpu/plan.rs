@@ -1,0 +1,326 @@
+//! How a prefill is cut into dispatches that fit the device: which chunks and heads go together, so that
+//! scratch memory, bindings and the length of one dispatch stay bounded whatever the size of the problem.
+
+use super::shaders::ChunkShape;
+use crate::error::{Error, Result};
+use crate::problem::{Operand, Problem};
+
+/// Chunk sizes that can be asked for.
+pub const CHUNK_SIZES: [usize; 3] = [16, 32, 64];
+
+/// What the cut has to respect.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Bytes of scratch memory for chunks.
+    pub scratch: u64,
+    /// Largest storage binding, bytes.
+    pub binding: u64,
+    /// Bytes of an input element.
+    pub element: u64,
+}
+
+/// Where a piece of a sequence finds the state it continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Zero.
+    Zero = 0,
+    /// The initial states.
+    Initial = 1,
+    /// The final states: an earlier piece, or the caller, left it there.
+    Carried = 2,
+}
+
+/// Dispatches over one set of chunks and heads: the four prefill passes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Tokens that the bindings cover, numbered through all batch rows.
+    pub tokens: std::ops::Range<usize>,
+    /// `(first token in the binding, tokens, 0, 0)` for each chunk, then
+    /// `(first chunk, chunks, state, source)` for each piece of a sequence.
+    pub table: Vec<[u32; 4]>,
+    /// How many entries of the table are chunks.
+    pub chunks: usize,
+    /// Value heads of this step.
+    pub heads: std::ops::Range<usize>,
+}
+
+impl Step {
+    /// Pieces of sequences in this step.
+    pub fn pieces(&self) -> usize {
+        self.table.len() - self.chunks
+    }
+
+    /// Float words of scratch memory for the chunks of this step.
+    pub fn scratch_words(&self, shape: &ChunkShape) -> u64 {
+        (self.chunks * self.heads.len()) as u64 * shape.stride as u64
+    }
+}
+
+/// The chunk size for a problem: what was asked for, or the largest whose triangle has at most 64 rows.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a size that does not exist or has too many sub-steps.
+pub fn chunk_shape(problem: &Problem, asked: Option<usize>) -> Result<ChunkShape> {
+    let n = problem.rule.update().substeps();
+    let tokens = match asked {
+        Some(c) if CHUNK_SIZES.contains(&c) => c,
+        Some(c) => return Err(Error::unsupported("chunk", c, "one of 16, 32, 64")),
+        None => {
+            let longest = (0..problem.sequences())
+                .map(|i| problem.sequence(i).len())
+                .max()
+                .unwrap_or(0);
+            CHUNK_SIZES
+                .into_iter()
+                .filter(|c| c * n <= 64)
+                .find(|&c| c >= longest)
+                .or_else(|| CHUNK_SIZES.into_iter().rev().find(|c| c * n <= 64))
+                .unwrap_or(16)
+        }
+    };
+    ChunkShape::new(problem, tokens).ok_or_else(|| {
+        Error::unsupported(
+            "chunk · sub-steps per token",
+            format!("{tokens} · {n}"),
+            "256",
+        )
+    })
+}
+
+/// Largest number of tokens whose rows fit one binding, for every per-token operand and the output.
+fn tokens_per_binding(problem: &Problem, bounds: &Bounds) -> usize {
+    let widest = Operand::ALL
+        .into_iter()
+        .filter(|&o| problem.uses(o))
+        .map(|o| problem.rows_per_token(o) * problem.row_len(o))
+        .max()
+        .unwrap_or(1)
+        .max(1) as u64;
+    // A binding may start up to 256 bytes early to be aligned.
+    (bounds.binding.saturating_sub(512) / (widest * bounds.element)) as usize
+}
+
+/// Cuts a prefill into steps. `continues`: the final states already hold what the sequences continue.
+///
+/// # Errors
+/// [`Error::Unsupported`] where one chunk of one head, or one chunk's rows, exceed a bound.
+pub fn steps(
+    problem: &Problem,
+    shape: &ChunkShape,
+    bounds: &Bounds,
+    has_initial: bool,
+    continues: bool,
+) -> Result<Vec<Step>> {
+    let chunk_bytes = shape.stride as u64 * 4;
+    let chunk_heads = (bounds.scratch.min(bounds.binding) / chunk_bytes) as usize;
+    if chunk_heads == 0 {
+        return Err(Error::unsupported(
+            "scratch memory for one chunk of one head",
+            format!("{chunk_bytes} bytes"),
+            format!("{} bytes", bounds.scratch.min(bounds.binding)),
+        ));
+    }
+    let head_count = problem.value_heads.min(chunk_heads);
+    let chunks_per_step = chunk_heads / head_count;
+    let span = tokens_per_binding(problem, bounds);
+    if span < shape.tokens {
+        return Err(Error::unsupported(
+            "bytes of one chunk's rows in a binding",
+            format!("{} tokens", shape.tokens),
+            format!("{span} tokens in {} bytes", bounds.binding),
+        ));
+    }
+
+    let mut windows = Vec::new();
+    let mut first = 0;
+    while first < problem.sequences() {
+        let start = problem.sequence(first).start;
+        // As many sequences as fit a step with at least one chunk each, and the bindings.
+        let mut last = first;
+        let mut busy = 0;
+        while last < problem.sequences() {
+            let s = problem.sequence(last);
+            let more = usize::from(!s.is_empty());
+            if last > first && (s.end - start > span || busy + more > chunks_per_step) {
+                break;
+            }
+            busy += more;
+            last += 1;
+        }
+        window_steps(
+            problem,
+            shape,
+            first..last,
+            chunks_per_step,
+            span,
+            if continues {
+                Source::Carried
+            } else if has_initial {
+                Source::Initial
+            } else {
+                Source::Zero
+            },
+            &mut windows,
+        );
+        first = last;
+    }
+
+    let mut out = Vec::with_capacity(windows.len());
+    for window in windows {
+        let mut head = 0;
+        while head < problem.value_heads {
+            let end = (head + head_count).min(problem.value_heads);
+            out.push(Step {
+                heads: head..end,
+                ..window.clone()
+            });
+            head = end;
+        }
+    }
+    Ok(out)
+}
+
+/// Steps over sequences `group`, each advancing by the same share of a step's chunks.
+fn window_steps(
+    problem: &Problem,
+    shape: &ChunkShape,
+    group: std::ops::Range<usize>,
+    chunks_per_step: usize,
+    span: usize,
+    source: Source,
+    out: &mut Vec<Step>,
+) {
+    let mut rest: Vec<(usize, std::ops::Range<usize>)> =
+        group.map(|n| (n, problem.sequence(n))).collect();
+    let mut first_step = true;
+    while !rest.is_empty() {
+        let busy = rest.iter().filter(|(_, t)| !t.is_empty()).count();
+        let mut share = chunks_per_step / busy.max(1) * shape.tokens;
+        if rest.len() == 1 {
+            share = share.min(span / shape.tokens * shape.tokens);
+        }
+        let mut chunks = Vec::new();
+        let mut pieces = Vec::new();
+        let covered = rest.iter().filter(|(_, t)| !t.is_empty());
+        let start = covered.clone().map(|(_, t)| t.start).min().unwrap_or(0);
+        let end = covered
+            .map(|(_, t)| t.end.min(t.start + share))
+            .max()
+            .unwrap_or(start);
+        for (n, tokens) in &mut rest {
+            let stop = tokens.end.min(tokens.start + share);
+            let first_chunk = chunks.len();
+            let mut at = tokens.start;
+            while at < stop {
+                let count = shape.tokens.min(stop - at);
+                chunks.push([(at - start) as u32, count as u32, 0, 0]);
+                at += count;
+            }
+            let from = if first_step { source } else { Source::Carried };
+            pieces.push([
+                first_chunk as u32,
+                (chunks.len() - first_chunk) as u32,
+                *n as u32,
+                from as u32,
+            ]);
+            tokens.start = stop;
+        }
+        rest.retain(|(_, t)| !t.is_empty());
+        first_step = false;
+        let count = chunks.len();
+        chunks.extend(pieces);
+        out.push(Step {
+            tokens: start..end,
+            table: chunks,
+            chunks: count,
+            heads: 0..0,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rule;
+
+    fn covers(problem: &Problem, shape: &ChunkShape, bounds: &Bounds) -> Vec<Step> {
+        let steps = steps(problem, shape, bounds, true, false).expect("a plan");
+        let hv = problem.value_heads;
+        let mut seen = vec![0u32; problem.total_tokens() * hv];
+        let mut next: Vec<Vec<usize>> = (0..problem.sequences())
+            .map(|n| vec![problem.sequence(n).start; hv])
+            .collect();
+        let mut visited = vec![vec![false; hv]; problem.sequences()];
+        for step in &steps {
+            assert!(step.scratch_words(shape) * 4 <= bounds.scratch);
+            assert!(step.tokens.len() <= tokens_per_binding(problem, bounds));
+            for piece in &step.table[step.chunks..] {
+                let n = piece[2] as usize;
+                for h in step.heads.clone() {
+                    let source = if visited[n][h] {
+                        Source::Carried
+                    } else {
+                        Source::Initial
+                    };
+                    assert_eq!(piece[3], source as u32);
+                    visited[n][h] = true;
+                    for c in &step.table[piece[0] as usize..(piece[0] + piece[1]) as usize] {
+                        let first = step.tokens.start + c[0] as usize;
+                        assert_eq!(first, next[n][h], "tokens in order");
+                        next[n][h] += c[1] as usize;
+                        for t in first..first + c[1] as usize {
+                            seen[t * hv + h] += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(seen.iter().all(|&s| s == 1));
+        assert!(visited.iter().flatten().all(|&v| v));
+        steps
+    }
+
+    #[test]
+    fn every_token_of_every_head_is_covered_once_in_order_and_within_the_bounds() {
+        for (tokens, offsets) in [
+            (0, None),
+            (1, None),
+            (1000, None),
+            (1000, Some(vec![0, 0, 17, 17, 300, 1000, 1000])),
+            (77, Some((0..=77).collect::<Vec<_>>())),
+        ] {
+            for (scratch, binding) in [(1 << 30, 1 << 30), (1 << 20, 1 << 20), (200_000, 100_000)] {
+                let mut p = Problem::new(Rule::Eda, [1, tokens, 2, 6, 60, 33]);
+                p.cu_seqlens = offsets.clone();
+                for chunk in CHUNK_SIZES {
+                    let shape = chunk_shape(&p, Some(chunk)).expect("a shape");
+                    let bounds = Bounds {
+                        scratch,
+                        binding,
+                        element: 4,
+                    };
+                    if shape.stride as u64 * 4 <= scratch.min(binding) {
+                        covers(&p, &shape, &bounds);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_fit_is_refused_with_both_numbers() {
+        let p = Problem::new(Rule::Eda, [1, 100, 1, 1, 128, 128]);
+        let shape = chunk_shape(&p, None).expect("a shape");
+        let bounds = Bounds {
+            scratch: 1000,
+            binding: 1000,
+            element: 4,
+        };
+        let e = steps(&p, &shape, &bounds, false, false).expect_err("too small");
+        assert!(e.to_string().contains("1000 bytes"), "{e}");
+        assert!(chunk_shape(&p, Some(48)).is_err());
+        let wide = Problem::new(Rule::DeltaProduct { factors: 8 }, [1, 9, 1, 1, 8, 8]);
+        assert!(chunk_shape(&wide, Some(64)).is_err());
+        assert!(chunk_shape(&wide, Some(32)).is_ok());
+    }
+}

@@ -1,0 +1,416 @@
+//! The shader sources and how a pass is put together from them.
+//!
+//! A pass is the concatenation of a few files of `shaders/`, chosen by element type and by which operands
+//! the rule has; everything else is override constants. The same text goes to every backend and browser.
+
+use crate::engine::Element;
+use crate::problem::{Decay, DecayGate, GateForm, Operand, Problem};
+use crate::rule::{Content, DecayKind, Gate, Vector};
+
+/// A compute pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Pass {
+    /// Gathers the gates into scratch memory.
+    Pack,
+    /// Prefill 1: decayed rows.
+    Rows,
+    /// Prefill 2: the triangle `L` and the masked queries `A`.
+    Pairs,
+    /// Prefill 3: `(I + L)^-1`.
+    Solve,
+    /// Prefill 4: the states and outputs.
+    Scan,
+    /// Decode.
+    Decode,
+}
+
+impl Pass {
+    /// Every pass.
+    pub const ALL: [Pass; 6] = [
+        Pass::Pack,
+        Pass::Rows,
+        Pass::Pairs,
+        Pass::Solve,
+        Pass::Scan,
+        Pass::Decode,
+    ];
+
+    /// Name of the file that holds the entry point `main`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pass::Pack => "pack",
+            Pass::Rows => "prefill_rows",
+            Pass::Pairs => "prefill_pairs",
+            Pass::Solve => "prefill_solve",
+            Pass::Scan => "prefill_scan",
+            Pass::Decode => "decode",
+        }
+    }
+}
+
+/// Which text a pass is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Storage type of inputs and outputs.
+    pub element: Element,
+    /// The pass reads the rule's second own operand.
+    pub second: bool,
+    /// The pass reads gates.
+    pub gates: bool,
+    /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
+    pub shared: bool,
+}
+
+/// Binding numbers in group 0, the same in every pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Binding {
+    /// `Params`, uniform.
+    Params = 0,
+    /// Chunks and pieces (storage), or the rows of a decode batch (uniform).
+    Table = 1,
+    /// `q`; the source of [`Pass::Pack`].
+    Q = 2,
+    /// `k`.
+    K = 3,
+    /// The rule's own vector.
+    X1 = 4,
+    /// The rule's second own operand.
+    X2 = 5,
+    /// `g`.
+    G = 6,
+    /// The gates.
+    Gates = 7,
+    /// `v`.
+    V = 8,
+    /// `o`.
+    O = 9,
+    /// `initial_state`.
+    Initial = 10,
+    /// The states.
+    State = 11,
+    /// Scratch memory.
+    Scratch = 12,
+}
+
+/// What a pass does with a binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Uniform buffer.
+    Uniform,
+    /// Storage buffer, only read.
+    Read,
+    /// Storage buffer, written.
+    Write,
+}
+
+/// The bindings of a pass.
+pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
+    use Access::{Read, Uniform, Write};
+    let mut out = vec![(Binding::Params, Uniform)];
+    let mut add = |list: &[(Binding, Access)]| out.extend_from_slice(list);
+    let keys = [
+        (Binding::Q, Read),
+        (Binding::K, Read),
+        (Binding::X1, Read),
+        (Binding::G, Read),
+    ];
+    match pass {
+        Pass::Pack => add(&[(Binding::Q, Read), (Binding::Scratch, Write)]),
+        Pass::Rows | Pass::Pairs => {
+            add(&[(Binding::Table, Read)]);
+            add(&keys);
+            add(&[(Binding::Scratch, Write)]);
+        }
+        Pass::Solve => add(&[(Binding::Table, Read), (Binding::Scratch, Write)]),
+        Pass::Scan => add(&[
+            (Binding::Table, Read),
+            (Binding::V, Read),
+            (Binding::Initial, Read),
+            (Binding::O, Write),
+            (Binding::State, Write),
+            (Binding::Scratch, Read),
+        ]),
+        Pass::Decode => {
+            add(&[(Binding::Table, Uniform)]);
+            add(&keys);
+            add(&[
+                (Binding::V, Read),
+                (Binding::O, Write),
+                (Binding::State, Write),
+            ]);
+        }
+    }
+    if variant.second {
+        out.push((Binding::X2, Read));
+    }
+    if variant.gates {
+        out.push((Binding::Gates, Read));
+    }
+    out
+}
+
+macro_rules! part {
+    ($name:literal) => {
+        include_str!(concat!("../../shaders/", $name, ".wgsl"))
+    };
+}
+
+/// The WGSL text of a pass; its entry point is `main`.
+pub fn source(pass: Pass, variant: Variant) -> String {
+    let element = match variant.element {
+        Element::F32 => part!("element_f32"),
+        Element::F16 => part!("element_f16"),
+    };
+    let second = if variant.second {
+        part!("second")
+    } else {
+        part!("no_second")
+    };
+    let gates = if variant.gates {
+        part!("gates")
+    } else {
+        part!("no_gates")
+    };
+    let (params, keys, layer, rule, chunk) = (
+        part!("params"),
+        part!("keys"),
+        part!("layer"),
+        part!("rule"),
+        part!("chunk"),
+    );
+    let (values, outputs, content) = (part!("values"), part!("outputs"), part!("content"));
+    let parts = match pass {
+        Pass::Pack => vec![params, part!("pack")],
+        Pass::Rows => vec![
+            element,
+            params,
+            layer,
+            keys,
+            second,
+            gates,
+            rule,
+            chunk,
+            part!("prefill_rows"),
+        ],
+        Pass::Pairs => vec![
+            element,
+            params,
+            layer,
+            keys,
+            second,
+            gates,
+            rule,
+            chunk,
+            part!("prefill_pairs"),
+        ],
+        Pass::Solve => vec![params, chunk, part!("prefill_solve")],
+        Pass::Scan => vec![
+            element,
+            params,
+            second,
+            values,
+            outputs,
+            content,
+            chunk,
+            part!("prefill_scan"),
+        ],
+        Pass::Decode => vec![
+            element,
+            params,
+            layer,
+            keys,
+            second,
+            gates,
+            values,
+            outputs,
+            rule,
+            content,
+            part!("decode"),
+        ],
+    };
+    let text = parts.join("\n");
+    if !variant.shared {
+        return text;
+    }
+    // The table is always a buffer of ours and stays read-only, which keeps loop bounds uniform.
+    text.lines()
+        .map(|line| {
+            if line.contains("> table:") {
+                line.to_owned()
+            } else {
+                line.replace("<storage, read>", "<storage, read_write>")
+            }
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// Which operands take the two rule-specific bindings.
+pub fn own_operands(problem: &Problem) -> (Option<Operand>, Option<Operand>) {
+    let used = |o: &Operand| problem.uses(*o);
+    if problem.uses(Operand::A) {
+        return (Some(Operand::A), Some(Operand::B));
+    }
+    let first = [Operand::E, Operand::P, Operand::B].into_iter().find(used);
+    (first, Some(Operand::W).filter(used))
+}
+
+/// Whether the rule, in this form, reads gates.
+pub fn reads_gates(problem: &Problem) -> bool {
+    [Operand::Beta, Operand::Gamma, Operand::ALog]
+        .into_iter()
+        .any(|o| problem.uses(o))
+}
+
+/// Whether a pass needs the second own operand: RWKV-7's `b` is a key-side vector, GDN-2's `w` belongs to
+/// the values.
+pub fn reads_second(problem: &Problem, pass: Pass) -> bool {
+    match own_operands(problem).1 {
+        Some(Operand::B) => matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode),
+        Some(_) => matches!(pass, Pass::Scan | Pass::Decode),
+        None => false,
+    }
+}
+
+/// How the chunked passes cut the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ChunkShape {
+    /// Tokens a chunk, `C`.
+    pub tokens: usize,
+    /// Sub-steps a chunk, `R = n C`.
+    pub substeps: usize,
+    /// `K` rounded up to a multiple of 16.
+    pub key_pad: usize,
+    /// Value columns a workgroup of the scan.
+    pub columns: usize,
+    /// Channels in a slab of the scan's left operands.
+    pub slab: usize,
+    /// Sub-steps in a slab of the scan's state update.
+    pub update_slab: usize,
+    /// float32 words of scratch memory for one chunk of one head.
+    pub stride: usize,
+}
+
+impl ChunkShape {
+    /// The shape for chunks of `tokens`; `None` where the scan's tiles do not fit 16 KiB.
+    pub fn new(problem: &Problem, tokens: usize) -> Option<Self> {
+        let update = problem.rule.update();
+        let substeps = update.substeps() * tokens;
+        let key_pad = problem.key_dim.next_multiple_of(16);
+        // u_rows holds R · VB floats in 8 KiB, `left` 6 KiB.
+        let columns = match substeps {
+            0..=64 => 32,
+            65..=128 => 16,
+            129..=256 => 8,
+            _ => return None,
+        };
+        let fit = |width: usize| [16, 8, 4].into_iter().find(|slab| width * slab <= 384 * 4);
+        Some(Self {
+            tokens,
+            substeps,
+            key_pad,
+            columns,
+            slab: fit(substeps + tokens)?,
+            update_slab: fit(key_pad)?,
+            stride: (2 * substeps + tokens + 1) * key_pad
+                + substeps * (substeps + tokens)
+                + (2 + update.factors) * tokens,
+        })
+    }
+}
+
+/// Override constants of a pass.
+pub fn constants(
+    pass: Pass,
+    problem: &Problem,
+    chunk: Option<&ChunkShape>,
+) -> Vec<(&'static str, f64)> {
+    let update = problem.rule.update();
+    let mut out: Vec<(&'static str, f64)> = vec![
+        ("K", problem.key_dim as f64),
+        ("V", problem.value_dim as f64),
+        ("PATTERN", update.pattern.len() as f64),
+        ("FACTORS", update.factors as f64),
+    ];
+    if pass == Pass::Pack {
+        return Vec::new();
+    }
+    let first = update.pattern[0];
+    let second = *update.pattern.last().unwrap_or(&first);
+    if matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode) {
+        let vector = |v: Vector| match v {
+            Vector::K => 1.0,
+            Vector::E => 2.0,
+            Vector::P => 3.0,
+            Vector::MinusA => 4.0,
+            Vector::B => 5.0,
+            Vector::BTimesK => 6.0,
+        };
+        let gate = |g: Gate| match g {
+            Gate::One => 0.0,
+            Gate::Beta => 1.0,
+            Gate::Gamma => 2.0,
+        };
+        let form = |f: GateForm| match f {
+            GateForm::Value => 0.0,
+            GateForm::Sigmoid => 1.0,
+            GateForm::TwiceSigmoid => 2.0,
+        };
+        let decay = match update.decay {
+            DecayKind::None => 0.0,
+            _ if problem.decay_per_head => 1.0,
+            _ => 2.0,
+        };
+        let decay_form = match problem.decay {
+            Decay::Log => 0.0,
+            Decay::Gate(DecayGate::Safe { .. }) => 1.0,
+            Decay::Gate(DecayGate::Sigmoid { .. }) => 2.0,
+            Decay::Gate(DecayGate::Softplus) => 3.0,
+        };
+        let undecayed = first.read.is_some_and(|r| r.undecayed);
+        out.extend([
+            ("WRITE_0", vector(first.write)),
+            ("WRITE_1", vector(second.write)),
+            ("READ_0", first.read.map_or(0.0, |r| vector(r.vector))),
+            ("READ_1", second.read.map_or(0.0, |r| vector(r.vector))),
+            ("GATE_0", gate(first.gate)),
+            ("GATE_1", gate(second.gate)),
+            ("UNDECAYED", f64::from(u8::from(undecayed))),
+            ("DECAY", decay),
+            ("DECAY_FORM", decay_form),
+            ("BETA_FORM", form(problem.beta)),
+            ("GAMMA_FORM", form(problem.gamma)),
+            ("NORMALIZE", f64::from(u8::from(problem.normalize))),
+        ]);
+    }
+    if matches!(pass, Pass::Scan | Pass::Decode) {
+        let content = |c: Content| match c {
+            Content::Zero => 0.0,
+            Content::V => 1.0,
+            Content::WTimesV => 2.0,
+        };
+        out.extend([
+            ("CONTENT_0", content(first.content)),
+            ("CONTENT_1", content(second.content)),
+        ]);
+    }
+    if let Some(chunk) = chunk.filter(|_| pass != Pass::Decode) {
+        out.extend([
+            ("C", chunk.tokens as f64),
+            ("R", chunk.substeps as f64),
+            ("KP", chunk.key_pad as f64),
+        ]);
+        if pass == Pass::Scan {
+            out.extend([
+                ("VB", chunk.columns as f64),
+                ("KS", chunk.slab as f64),
+                ("RS", chunk.update_slab as f64),
+            ]);
+        }
+    }
+    if pass == Pass::Decode {
+        out.push(("KG", (problem.key_dim.next_multiple_of(16) / 4) as f64));
+    }
+    out
+}
