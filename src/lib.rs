@@ -2,22 +2,23 @@
 #![warn(missing_docs)]
 
 pub mod adapter;
-pub mod cpu;
-pub mod engine;
-pub mod error;
-pub mod gpu;
 pub mod battery;
 pub mod cpu;
 pub mod engine;
 pub mod error;
+#[cfg(feature = "cli")]
+pub mod file;
 pub mod generate;
+pub mod gpu;
 pub mod layer;
 pub mod parts;
 pub mod problem;
 pub mod reference;
 pub mod rows;
 pub mod rule;
+pub mod sequential;
 pub mod slots;
+pub mod split;
 
 pub use engine::{Backend, Element, Engine, EngineOptions, Pool, PrefillOptions, Tier};
 pub use error::{Error, Result};

@@ -102,6 +102,11 @@ impl<T> Tensors<T> {
         self.0[operand as usize].as_ref()
     }
 
+    /// The tensor, if present, to be changed.
+    pub fn get_mut(&mut self, operand: Operand) -> Option<&mut T> {
+        self.0[operand as usize].as_mut()
+    }
+
     /// The tensors that are present, with their names.
     pub fn iter(&self) -> impl Iterator<Item = (Operand, &T)> {
         Operand::ALL
@@ -412,17 +417,24 @@ impl Problem {
                 format!("{} value heads", self.value_heads),
             ));
         }
-        let widest = Operand::ALL
-            .into_iter()
-            .map(|o| self.row_len(o) as u128)
-            .max()
-            .unwrap_or(1);
-        let rows = self.batch as u128 * self.tokens as u128 * self.rule.update().factors as u128;
-        if rows > MAX_ROWS as u128 || rows * widest > isize::MAX as u128 / 8 {
+        // An empty dimension makes an empty tensor whatever the others are, so each is bounded as if
+        // none were empty: nothing below overflows, and no state is allocated for a batch of 2^60.
+        let factors = self.rule.update().factors as u128;
+        let rows = (self.batch.max(1) as u128 * self.tokens.max(1) as u128).saturating_mul(factors);
+        if rows > MAX_ROWS as u128 {
             return Err(Error::unsupported(
                 "batch · tokens · factors",
                 rows,
                 MAX_ROWS,
+            ));
+        }
+        let widest = self.value_heads as u128 * self.key_dim.max(self.value_dim) as u128;
+        let states = self.sequences() as u128 * self.value_heads as u128 * self.state_len() as u128;
+        if (rows * widest).max(states) > isize::MAX as u128 / 8 {
+            return Err(Error::unsupported(
+                "values in a tensor",
+                (rows * widest).max(states),
+                isize::MAX / 8,
             ));
         }
         if self.rule.update().decay == DecayKind::Scalar && !self.decay_per_head {
@@ -581,13 +593,13 @@ pub struct Outputs<F = f32> {
 
 /// Relative l2 error `‖x − reference‖ / ‖reference‖` (the norm of `x` where the reference is zero, 0 for
 /// two empty slices, infinite where the lengths differ or a value is not finite).
-pub fn relative_error(x: &[f32], reference: &[f64]) -> f64 {
+pub fn relative_error<F: Copy + Into<f64>>(x: &[F], reference: &[f64]) -> f64 {
     if x.len() != reference.len() {
         return f64::INFINITY;
     }
     let (mut difference, mut norm) = (0.0f64, 0.0f64);
     for (&x, &r) in x.iter().zip(reference) {
-        difference += (f64::from(x) - r).powi(2);
+        difference += (x.into() - r).powi(2);
         norm += r * r;
     }
     let error = if norm > 0.0 {

@@ -58,6 +58,13 @@ pub fn recurrence<F: Float + Send + Sync>(
     Ok(Outputs { o, final_state })
 }
 
+/// The output scale, with the precision of `F`: [`Problem::scale`] rounds `K^-1/2` to float32, which is
+/// 1e-8 away from what float64 has to be compared with.
+fn scale<F: Float>(p: &Problem) -> F {
+    let given = p.scale.map(|scale| F::from(scale).unwrap_or_else(F::nan));
+    given.unwrap_or_else(|| F::from(p.key_dim).unwrap_or_else(F::nan).sqrt().recip())
+}
+
 /// `x [V] = Sᵀ b` for a state `S [K, V]`.
 fn read<F: Float>(state: &[F], b: &[F], x: &mut [F]) {
     x.fill(F::zero());
@@ -90,7 +97,7 @@ impl<F: Float> Step<F> {
             b: k(),
             z: v(),
             x: v(),
-            scale: F::from(p.scale()).unwrap_or_else(F::nan),
+            scale: scale(p),
         }
     }
 
