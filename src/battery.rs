@@ -4,6 +4,7 @@
 //! a case: uneven and unbounded decay, ragged and empty sequences, odd sizes, grouped heads, states
 //! carried between calls, slots of a pool. Anybody can run it on an unknown GPU and paste the result.
 
+use crate::engine::DecodeOptions;
 use crate::engine::{Element, Engine, Pool, PrefillOptions};
 use crate::error::{Error, Result};
 use crate::generate::{self, Decays, Gates, Keys, Recipe};
@@ -474,7 +475,13 @@ pub async fn decode(
             .collect();
         let (part, inputs) = parts::select(problem, tensors, &ranges);
         let (part_o, _) = engine
-            .decode(&part, &inputs.slices(), &mut pool, &rows)
+            .decode(
+                &part,
+                &inputs.slices(),
+                &mut pool,
+                &rows,
+                &DecodeOptions::default(),
+            )
             .await?;
         let row_len = step * problem.value_heads * problem.value_dim;
         for (i, row) in rows.iter().enumerate() {
@@ -517,7 +524,15 @@ async fn slots(
 
     // Slots 5, 2 and 0 start afresh although they hold an old state; row 2 is padding.
     let rows = [Row::starts(5), Row::starts(2), Row::PADDING, Row::starts(0)];
-    let (o, _) = engine.decode(problem, tensors, &mut pool, &rows).await?;
+    let (o, _) = engine
+        .decode(
+            problem,
+            tensors,
+            &mut pool,
+            &rows,
+            &DecodeOptions::default(),
+        )
+        .await?;
     if o[2 * row_len..3 * row_len].iter().any(|&x| x != 0.0) {
         return wrong("the output of a padding row is not zero");
     }
@@ -530,7 +545,15 @@ async fn slots(
     // Row 2's sequence now starts in slot 3, the others are padding.
     let rows = [Row::PADDING, Row::PADDING, Row::starts(3), Row::PADDING];
     let before = pool.read(5).await?;
-    let (second, _) = engine.decode(problem, tensors, &mut pool, &rows).await?;
+    let (second, _) = engine
+        .decode(
+            problem,
+            tensors,
+            &mut pool,
+            &rows,
+            &DecodeOptions::default(),
+        )
+        .await?;
     if pool.read(5).await? != before {
         return wrong("a padding row changed a state");
     }
@@ -544,7 +567,15 @@ async fn slots(
     }
     let final_state = read_all(&pool, [5, 2, 3, 0].into_iter()).await?;
     let rows = [Row::continues(4), Row::PADDING, Row::PADDING, Row::PADDING];
-    engine.decode(problem, tensors, &mut pool, &rows).await?;
+    engine
+        .decode(
+            problem,
+            tensors,
+            &mut pool,
+            &rows,
+            &DecodeOptions::default(),
+        )
+        .await?;
     if read_all(&pool, [5, 2, 3, 0].into_iter()).await? != final_state {
         return wrong("decoding in a copy changed another slot");
     }

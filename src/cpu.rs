@@ -35,6 +35,7 @@ impl CpuEngine {
         tensors: &Tensors<&[f32]>,
         pool: &mut CpuPool,
         rows: &[Row],
+        options: &crate::engine::DecodeOptions,
     ) -> Result<(Vec<f32>, f64)> {
         todo!()
     }

@@ -6,10 +6,17 @@
 use crate::adapter;
 use crate::cpu::{CpuEngine, CpuPool};
 use crate::error::{Error, Result};
+use crate::generate;
 use crate::gpu::engine::{GpuEngine, GpuPool};
-use crate::problem::{Outputs, Problem, Tensors};
+use crate::gpu::kernels::validate_decode;
+use crate::problem::{Outputs, Problem, Tensors, relative_error};
+use crate::reference;
+use crate::rule::Rule;
 use crate::slots::Row;
 use serde::Serialize;
+
+/// Largest relative l2 error that the self-test at opening lets pass.
+const SELF_TEST_LIMIT: f64 = 1e-5;
 
 /// What may run the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,6 +101,17 @@ pub struct PrefillOptions {
     pub chunk: Option<usize>,
     /// Storage type of inputs and outputs on the GPU.
     pub element: Element,
+    /// Takes NaN and infinities as they are. What comes out is then not defined.
+    pub allow_non_finite: bool,
+}
+
+/// Options of a decode call.
+#[derive(Debug, Clone, Default)]
+pub struct DecodeOptions {
+    /// Storage type of inputs and outputs on the GPU; states are float32.
+    pub element: Element,
+    /// Takes NaN and infinities as they are. What comes out is then not defined.
+    pub allow_non_finite: bool,
 }
 
 /// Outputs with their times.
@@ -137,9 +155,62 @@ impl Engine {
             return Ok(Self::Cpu(CpuEngine::new()));
         }
         match adapter::choose(options).await? {
-            Some(adapter) => Ok(Self::Gpu(GpuEngine::open(&adapter, options).await?)),
+            Some(adapter) => {
+                let engine = Self::Gpu(GpuEngine::open(&adapter).await?);
+                if !options.skip_self_test {
+                    engine.self_test().await?;
+                }
+                Ok(engine)
+            }
             None => Ok(Self::Cpu(CpuEngine::new())),
         }
+    }
+
+    /// Computes a small case with strong, uneven gates in both modes and compares it with float64. Drivers
+    /// that compile a shader wrongly are not rare; an engine on one refuses to open.
+    ///
+    /// # Errors
+    /// [`Error::SelfTest`] where an answer is wrong.
+    pub async fn self_test(&self) -> Result<()> {
+        let problem = Problem::new(Rule::Eda, [1, 37, 1, 2, 20, 12]);
+        let tensors = generate::tensors(&problem, &generate::Recipe::default());
+        let tensors = tensors.slices();
+        let right = reference::recurrence::<f64>(&problem, &tensors)?;
+        let run = self
+            .prefill(&problem, &tensors, &PrefillOptions::default(), &|_, _| {})
+            .await?;
+        let mut pool = self.pool(&problem, 1).await?;
+        let (o, _) = self
+            .decode(
+                &problem,
+                &tensors,
+                &mut pool,
+                &[Row::continues(0)],
+                &DecodeOptions::default(),
+            )
+            .await?;
+        let state = pool.read(0).await?;
+        for (case, found, right) in [
+            ("prefill", &run.outputs.o, &right.o),
+            (
+                "prefill's final state",
+                &run.outputs.final_state,
+                &right.final_state,
+            ),
+            ("decode", &o, &right.o),
+            ("decode's state", &state, &right.final_state),
+        ] {
+            let error = relative_error(found, right);
+            if error > SELF_TEST_LIMIT {
+                return Err(Error::SelfTest {
+                    adapter: self.description().adapter,
+                    case: case.to_owned(),
+                    error,
+                    limit: SELF_TEST_LIMIT,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// What runs.
@@ -150,10 +221,10 @@ impl Engine {
         }
     }
 
-    /// The chunked form over whole sequences. Inputs must have passed [`Problem::validate_host`].
+    /// The chunked form over whole sequences.
     ///
     /// # Errors
-    /// As [`Problem::validate_lengths`]; [`Error::Unsupported`], [`Error::OutOfMemory`],
+    /// As [`Problem::validate_host`]; [`Error::Unsupported`], [`Error::OutOfMemory`],
     /// [`Error::DeviceLost`].
     pub async fn prefill(
         &self,
@@ -162,6 +233,7 @@ impl Engine {
         options: &PrefillOptions,
         progress: Progress<'_>,
     ) -> Result<Run> {
+        problem.validate_host(tensors, options.allow_non_finite)?;
         match self {
             Self::Cpu(engine) => engine.prefill(problem, tensors, options, progress),
             Self::Gpu(engine) => engine.prefill(problem, tensors, options, progress).await,
@@ -192,13 +264,16 @@ impl Engine {
         tensors: &Tensors<&[f32]>,
         pool: &mut Pool,
         rows: &[Row],
+        options: &DecodeOptions,
     ) -> Result<(Vec<f32>, f64)> {
+        validate_decode(problem, tensors)?;
+        problem.validate_host(tensors, options.allow_non_finite)?;
         match (self, pool) {
-            (Self::Cpu(engine), Pool::Cpu(pool)) => engine.decode(problem, tensors, pool, rows),
+            (Self::Cpu(engine), Pool::Cpu(pool)) => {
+                engine.decode(problem, tensors, pool, rows, options)
+            }
             (Self::Gpu(engine), Pool::Gpu(pool)) => {
-                engine
-                    .decode(problem, tensors, pool, rows, Element::F32)
-                    .await
+                engine.decode(problem, tensors, pool, rows, options).await
             }
             _ => Err(Error::tensor(
                 "the state pool",

@@ -595,7 +595,8 @@ trait Float: bytemuck::Pod {
     const DTYPE: Dtype;
     fn from_f32(x: f32) -> Self;
     fn from_f64(x: f64) -> Self;
-    fn from_little_endian(self) -> Self;
+    /// The value whose bytes, in little-endian order, are those of `self` in memory.
+    fn with_native_bytes(self) -> Self;
 }
 
 impl Float for f32 {
@@ -606,7 +607,7 @@ impl Float for f32 {
     fn from_f64(x: f64) -> Self {
         x as f32
     }
-    fn from_little_endian(self) -> Self {
+    fn with_native_bytes(self) -> Self {
         Self::from_bits(u32::from_le(self.to_bits()))
     }
 }
@@ -619,7 +620,7 @@ impl Float for f64 {
     fn from_f64(x: f64) -> Self {
         x
     }
-    fn from_little_endian(self) -> Self {
+    fn with_native_bytes(self) -> Self {
         Self::from_bits(u64::from_le(self.to_bits()))
     }
 }
@@ -677,7 +678,7 @@ impl<S: Read + Seek> TensorReader<'_, S> {
                 .map_err(|e| file_error(self.path, e))?;
             if cfg!(target_endian = "big") {
                 for x in &mut values {
-                    *x = x.from_little_endian();
+                    *x = x.with_native_bytes();
                 }
             }
             return Ok(values);

@@ -20,7 +20,9 @@ pub mod sequential;
 pub mod slots;
 pub mod split;
 
-pub use engine::{Backend, Element, Engine, EngineOptions, Pool, PrefillOptions, Tier};
+pub use engine::{
+    Backend, DecodeOptions, Element, Engine, EngineOptions, Pool, PrefillOptions, Tier,
+};
 pub use error::{Error, Result};
 pub use problem::{Decay, DecayGate, GateForm, Operand, Outputs, Problem, Tensors, relative_error};
 pub use rule::Rule;

@@ -1,7 +1,7 @@
 //! Whole sequences through the decode path, token by token: what a model does while it generates, over
 //! inputs that are all there already.
 
-use crate::engine::{Engine, Progress, Run};
+use crate::engine::{DecodeOptions, Engine, Progress, Run};
 use crate::error::Result;
 use crate::problem::{Operand, Outputs, Problem, Tensors};
 use crate::slots::Row;
@@ -16,6 +16,7 @@ pub async fn decode(
     engine: &Engine,
     problem: &Problem,
     tensors: &Tensors<&[f32]>,
+    options: &DecodeOptions,
     progress: Progress<'_>,
 ) -> Result<Run> {
     problem.validate_lengths(tensors, |t| t.len())?;
@@ -73,7 +74,7 @@ pub async fn decode(
             }
         }
         let (step_o, ms) = engine
-            .decode(&step, &inputs.slices(), &mut pool, &rows)
+            .decode(&step, &inputs.slices(), &mut pool, &rows, options)
             .await?;
         for n in (0..sequences).filter(running) {
             let at = token_of(n) * o_row;

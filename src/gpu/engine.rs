@@ -3,7 +3,7 @@
 
 use super::kernels::{Call, Kernels, PrefillSettings, Slice, operand_element};
 use crate::adapter;
-use crate::engine::{Description, Element, EngineOptions, PrefillOptions, Progress, Run};
+use crate::engine::{DecodeOptions, Description, Element, PrefillOptions, Progress, Run, Tier};
 use crate::error::{Error, Result};
 use crate::problem::{Operand, Outputs, Problem, Tensors};
 use crate::slots::{Row, validate_rows};
@@ -244,11 +244,11 @@ struct InFlight {
 }
 
 impl GpuEngine {
-    /// Opens an adapter with everything it offers that the kernels use, and computes a small known case.
+    /// Opens an adapter with everything it offers that the kernels use.
     ///
     /// # Errors
-    /// [`Error::Device`] where the adapter gives no device, [`Error::SelfTest`] where it computes wrongly.
-    pub async fn open(chosen: &wgpu::Adapter, options: &EngineOptions) -> Result<Self> {
+    /// [`Error::Device`] where the adapter gives no device.
+    pub async fn open(chosen: &wgpu::Adapter) -> Result<Self> {
         let offered = chosen.features();
         let features = offered & (wgpu::Features::SHADER_F16 | wgpu::Features::TIMESTAMP_QUERY);
         let (device, queue) = chosen
@@ -260,11 +260,10 @@ impl GpuEngine {
             })
             .await
             .map_err(|e| Error::Device(format!("{}: {e}", chosen.get_info().name)))?;
-        let tier = options.tier.unwrap_or_default();
         Ok(Self::from_device(
             &device,
             &queue,
-            adapter::describe(&chosen.get_info(), tier),
+            adapter::describe(&chosen.get_info(), Tier::Portable),
         ))
     }
 
@@ -638,8 +637,9 @@ impl GpuEngine {
         tensors: &Tensors<&[f32]>,
         pool: &mut GpuPool,
         rows: &[Row],
-        element: Element,
+        options: &DecodeOptions,
     ) -> Result<(Vec<f32>, f64)> {
+        let element = options.element;
         check_health(&self.health)?;
         problem.validate_lengths(tensors, |t| t.len())?;
         validate_rows(rows, problem.batch, pool.slots)?;

@@ -7,7 +7,7 @@ use eda_wgpu::{Engine, EngineOptions};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Check this backend alone.
-    #[arg(long, value_enum, default_value = "auto", hide_possible_values = false)]
+    #[arg(long, value_enum, default_value = "auto")]
     backend: BackendName,
     /// Print one JSON object instead of a table.
     #[arg(long)]

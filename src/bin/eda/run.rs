@@ -7,7 +7,8 @@ use clap::ValueEnum;
 use eda_wgpu::engine::{Description, Run};
 use eda_wgpu::file::{self, Input, OutputFile, ReadOptions};
 use eda_wgpu::{
-    Backend, Engine, EngineOptions, Error, Outputs, PrefillOptions, Problem, Rule, relative_error,
+    Backend, DecodeOptions, Engine, EngineOptions, Error, Outputs, PrefillOptions, Problem, Rule,
+    relative_error,
 };
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -61,7 +62,7 @@ pub(crate) struct Args {
     /// Cut the tokens at these positions and carry the state (mode chunk only).
     #[arg(long, value_name = "T1,T2,…", value_delimiter = ',')]
     split: Vec<usize>,
-    /// Type in which inputs and outputs lie in GPU memory (mode chunk only).
+    /// Type in which inputs and outputs are stored (modes chunk and decode); states are float32.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Dtype,
     /// Take NaN and infinities as they are instead of refusing them.
@@ -100,7 +101,6 @@ impl Args {
         let only_chunk = [
             ("--chunk", self.chunk.is_some()),
             ("--split", !self.split.is_empty()),
-            ("--dtype f16", self.dtype == Dtype::F16),
         ];
         if self.mode != Mode::Chunk
             && let Some((flag, _)) = only_chunk.iter().find(|(_, given)| *given)
@@ -124,7 +124,10 @@ impl Args {
         let only_gpu = [
             ("--adapter", self.adapter.is_some()),
             ("--tier", self.tier != TierName::Auto),
-            ("--dtype f16", self.dtype == Dtype::F16),
+            (
+                "--dtype f16",
+                self.dtype == Dtype::F16 && self.mode == Mode::Recurrent,
+            ),
         ];
         match only_gpu.iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(Failure::Usage(format!(
@@ -243,17 +246,11 @@ fn compute(args: &Args, input: &Input) -> eda_wgpu::Result<(Report, Outputs)> {
         ..EngineOptions::default()
     }))?;
     let ran = engine.description();
-    if args.dtype == Dtype::F16 && ran.backend == "cpu" {
-        return Err(Error::unsupported(
-            "dtype",
-            "f16",
-            format!("f32 on {} (cpu)", ran.adapter),
-        ));
-    }
     let options = PrefillOptions {
         // One of three numbers by the parser.
         chunk: args.chunk.as_ref().and_then(|n| n.parse().ok()),
         element: args.dtype.into(),
+        allow_non_finite: args.allow_non_finite,
     };
     let bar = Progress::start();
     let on_progress = |done, total| bar.update(done, total);
@@ -261,7 +258,17 @@ fn compute(args: &Args, input: &Input) -> eda_wgpu::Result<(Report, Outputs)> {
     let run: Run = pollster::block_on(async {
         match args.mode {
             Mode::Decode => {
-                eda_wgpu::sequential::decode(&engine, problem, &tensors, &on_progress).await
+                eda_wgpu::sequential::decode(
+                    &engine,
+                    problem,
+                    &tensors,
+                    &DecodeOptions {
+                        element: args.dtype.into(),
+                        allow_non_finite: args.allow_non_finite,
+                    },
+                    &on_progress,
+                )
+                .await
             }
             _ if !args.split.is_empty() => {
                 let points = &args.split;
