@@ -4,10 +4,10 @@
 mod common;
 
 use common::{
-    assert_outputs_right, assert_right, assert_tensors_right, chunk, engines, exact, half, label,
-    offers_half, prefill, wait,
+    assert_outputs_right, assert_right, assert_tensors_right, chunk, decode, decode_rows, engines,
+    exact, half, label, offers_half, prefill, wait,
 };
-use eda_wgpu::battery::{decode, prefill_split};
+use eda_wgpu::battery::prefill_split;
 use eda_wgpu::generate::{self, Decays, Gates, Keys, Recipe};
 use eda_wgpu::{
     Backend, Engine, EngineOptions, Error, GateForm, Operand, PrefillOptions, Problem, Row, Rule,
@@ -120,8 +120,7 @@ fn more_than_65535_sequences() {
         let expected = exact(&step, &inputs);
         let mut pool = wait(engine.pool(&step, step.batch)).expect("a pool");
         let rows: Vec<Row> = (0..step.batch as i32).map(Row::starts).collect();
-        let (o, _) =
-            wait(engine.decode(&step, &inputs.slices(), &mut pool, &rows)).expect("a decode");
+        let o = decode_rows(engine, &step, &inputs, &mut pool, &rows).expect("a decode");
         let error = eda_wgpu::relative_error(&o, &expected.o);
         assert!(error < 1e-5, "decode on {}: {error:.2e}", label(engine));
         for slot in [0, step.batch - 1] {
@@ -231,7 +230,7 @@ fn decode_and_prefill_agree() {
         let expected = exact(&problem, &tensors);
         for engine in engines() {
             for (at, step) in [(21, 1), (0, 1), (0, 4), (17, 2)] {
-                let outputs = wait(decode(engine, &problem, &tensors.slices(), at, step));
+                let outputs = decode(engine, &problem, &tensors, at, step);
                 let what = format!("{rule}, {at} by prefill, {step} a step");
                 assert_outputs_right(engine, &what, outputs, &expected);
             }
@@ -260,7 +259,7 @@ fn odd_head_sizes() {
         for engine in engines() {
             let what = format!("K = {key_dim}, V = {value_dim}");
             assert_tensors_right(engine, &what, &problem, &tensors);
-            let outputs = wait(decode(engine, &problem, &tensors.slices(), 32, 1));
+            let outputs = decode(engine, &problem, &tensors, 32, 1);
             assert_outputs_right(engine, &format!("{what}, decode"), outputs, &expected);
         }
     }
@@ -277,7 +276,7 @@ fn grouped_heads() {
             for engine in engines() {
                 let what = format!("{rule}, {heads} and {value_heads} heads");
                 assert_tensors_right(engine, &what, &problem, &tensors);
-                let outputs = wait(decode(engine, &problem, &tensors.slices(), 17, 1));
+                let outputs = decode(engine, &problem, &tensors, 17, 1);
                 assert_outputs_right(engine, &format!("{what}, decode"), outputs, &expected);
             }
         }
@@ -381,7 +380,7 @@ fn padding_rows_touch_nothing() {
             wait(pool.write(slot, &old)).expect("a slot");
         }
         let rows = [Row::continues(2), Row::PADDING, Row::continues(0)];
-        let (o, _) = wait(engine.decode(&problem, &tensors.slices(), &mut pool, &rows)).unwrap();
+        let o = decode_rows(engine, &problem, &tensors, &mut pool, &rows).expect("a decode");
         assert!(o[o_row..2 * o_row].iter().all(|&x| x == 0.0));
         assert!(o.iter().all(|x| x.is_finite()));
         for slot in [1, 3] {
@@ -394,7 +393,7 @@ fn padding_rows_touch_nothing() {
         // A batch of padding alone.
         let before: Vec<_> = (0..4).map(|slot| wait(pool.read(slot)).unwrap()).collect();
         let rows = [Row::PADDING; 3];
-        let (o, _) = wait(engine.decode(&problem, &tensors.slices(), &mut pool, &rows)).unwrap();
+        let o = decode_rows(engine, &problem, &tensors, &mut pool, &rows).expect("a decode");
         assert!(o.iter().all(|&x| x == 0.0));
         for (slot, before) in before.iter().enumerate() {
             assert_eq!(wait(pool.read(slot)).unwrap(), *before, "slot {slot}");
@@ -411,16 +410,14 @@ fn reset_starts_from_zero() {
     for engine in engines() {
         let mut new = wait(engine.pool(&problem, 2)).expect("a pool");
         let rows = [Row::continues(0), Row::continues(1)];
-        let (expected, _) =
-            wait(engine.decode(&problem, &tensors.slices(), &mut new, &rows)).expect("a decode");
+        let expected = decode_rows(engine, &problem, &tensors, &mut new, &rows).expect("a decode");
         for old in [5.0, f32::INFINITY, f32::NAN] {
             let mut pool = wait(engine.pool(&problem, 2)).expect("a pool");
             for slot in 0..2 {
                 wait(pool.write(slot, &vec![old; len])).expect("a slot");
             }
             let rows = [Row::starts(0), Row::starts(1)];
-            let (o, _) = wait(engine.decode(&problem, &tensors.slices(), &mut pool, &rows))
-                .expect("a decode");
+            let o = decode_rows(engine, &problem, &tensors, &mut pool, &rows).expect("a decode");
             assert_eq!(o, expected, "after {old} on {}", label(engine));
             for slot in 0..2 {
                 let state = wait(pool.read(slot)).unwrap();
@@ -455,16 +452,16 @@ fn a_copied_slot_continues_on_its_own() {
     for engine in engines() {
         let mut pool = wait(engine.pool(&problem, 3)).expect("a pool");
         assert_eq!(pool.slots(), 3);
-        wait(engine.decode(&problem, &first.slices(), &mut pool, &[Row::starts(1)])).unwrap();
+        decode_rows(engine, &problem, &first, &mut pool, &[Row::starts(1)]).expect("a decode");
         let prefix = wait(pool.read(1)).unwrap();
         wait(pool.copy(1, 2)).expect("two slots");
         wait(pool.copy(1, 1)).expect("a copy onto itself changes nothing");
         assert_eq!(wait(pool.read(1)).unwrap(), prefix);
         let rows = [Row::continues(2)];
-        let (o, _) = wait(engine.decode(&problem, &second.slices(), &mut pool, &rows)).unwrap();
+        let o = decode_rows(engine, &problem, &second, &mut pool, &rows).expect("a decode");
         assert_eq!(wait(pool.read(1)).unwrap(), prefix);
         let rows = [Row::continues(1)];
-        let (again, _) = wait(engine.decode(&problem, &second.slices(), &mut pool, &rows)).unwrap();
+        let again = decode_rows(engine, &problem, &second, &mut pool, &rows).expect("a decode");
         assert_eq!(o, again);
         assert_eq!(wait(pool.read(1)).unwrap(), wait(pool.read(2)).unwrap());
     }
@@ -482,7 +479,7 @@ fn a_refused_decode_leaves_the_pool_alone() {
     let good = [Row::continues(0), Row::continues(1)];
     for engine in engines() {
         let mut pool = wait(engine.pool(&problem, 2)).expect("a pool");
-        wait(engine.decode(&problem, &tensors.slices(), &mut pool, &good)).expect("a decode");
+        decode_rows(engine, &problem, &tensors, &mut pool, &good).expect("a decode");
         let before: Vec<_> = (0..2).map(|slot| wait(pool.read(slot)).unwrap()).collect();
 
         for rows in [
@@ -492,19 +489,19 @@ fn a_refused_decode_leaves_the_pool_alone() {
             vec![Row::continues(0)],
             vec![Row::PADDING; 3],
         ] {
-            let result = wait(engine.decode(&problem, &tensors.slices(), &mut pool, &rows));
+            let result = decode_rows(engine, &problem, &tensors, &mut pool, &rows);
             assert!(
                 matches!(&result, Err(Error::Tensor { tensor, .. }) if tensor == "slots"),
                 "{rows:?}: {result:?}"
             );
         }
-        let result = wait(engine.decode(&problem, &short.slices(), &mut pool, &good));
+        let result = decode_rows(engine, &problem, &short, &mut pool, &good);
         assert!(
             matches!(&result, Err(Error::Tensor { tensor, .. }) if tensor == "v"),
             "{result:?}"
         );
         // A problem whose states have another size.
-        let result = wait(engine.decode(&other, &other_tensors.slices(), &mut pool, &good));
+        let result = decode_rows(engine, &other, &other_tensors, &mut pool, &good);
         assert!(result.is_err());
         assert!(wait(pool.read(2)).is_err());
         assert!(wait(pool.write(0, &[1.0])).is_err());
@@ -514,7 +511,7 @@ fn a_refused_decode_leaves_the_pool_alone() {
         for (slot, before) in before.iter().enumerate() {
             assert_eq!(wait(pool.read(slot)).unwrap(), *before, "slot {slot}");
         }
-        wait(engine.decode(&problem, &tensors.slices(), &mut pool, &good)).expect("a decode");
+        decode_rows(engine, &problem, &tensors, &mut pool, &good).expect("a decode");
     }
 }
 
@@ -533,7 +530,7 @@ fn large_and_small_values_keep_their_digits() {
         for engine in engines() {
             let what = format!("values of {factor:e}");
             assert_tensors_right(engine, &what, &problem, &tensors);
-            let outputs = wait(decode(engine, &problem, &tensors.slices(), 32, 1));
+            let outputs = decode(engine, &problem, &tensors, 32, 1);
             assert_outputs_right(engine, &format!("{what}, decode"), outputs, &expected);
         }
     }
