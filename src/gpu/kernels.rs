@@ -219,6 +219,12 @@ impl Call {
             label: Some("eda"),
             timestamp_writes: timestamps,
         });
+        self.record_into(&mut pass, steps);
+    }
+
+    /// Records some of the steps into a compute pass that the caller has begun. Several calls may go into one
+    /// pass; each sees what the ones before it wrote.
+    pub fn record_into(&self, pass: &mut wgpu::ComputePass<'_>, steps: std::ops::Range<usize>) {
         for dispatch in self
             .steps
             .iter()
