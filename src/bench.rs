@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::generate::Rng;
 use crate::gpu::engine::GpuEngine;
 use crate::gpu::kernels::{Call, PrefillSettings, Slice, operand_element};
+use crate::gpu::shaders::Pass;
 use crate::problem::{Operand, Problem, Tensors};
 use crate::slots::Row;
 use half::f16;
@@ -247,6 +248,50 @@ pub fn prefill(
     sample(engine, effort, &|pass| {
         call.record_into(pass, 0..call.steps());
     })
+}
+
+/// Times each pass of a prefill alone (the others' results are those of an earlier run): medians, milliseconds.
+///
+/// # Errors
+/// As the kernels.
+pub fn prefill_passes(
+    engine: &GpuEngine,
+    problem: &Problem,
+    settings: &PrefillSettings,
+    effort: Effort,
+) -> Result<Vec<(&'static str, f64)>> {
+    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
+    let kernels = engine.kernels();
+    let usage = wgpu::BufferUsages::STORAGE;
+    let o_bytes = problem.output_len() as u64 * settings.element.bytes();
+    let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
+    let state = kernels.buffer("the states", problem.states_len() as u64 * 4, usage, None)?;
+    let plan = kernels.plan_prefill(problem, settings)?;
+    let call = kernels.prefill(
+        &plan,
+        &inputs.slices(),
+        Slice::whole(&o),
+        Slice::whole(&state),
+        None,
+    )?;
+    sample(
+        engine,
+        Effort {
+            samples: 1,
+            ..effort
+        },
+        &|pass| {
+            call.record_into(pass, 0..call.steps());
+        },
+    )?;
+    [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Scan]
+        .into_iter()
+        .map(|which| {
+            let mut times = sample(engine, effort, &|pass| call.record_only(pass, which))?;
+            times.sort_by(f64::total_cmp);
+            Ok((which.name(), times[times.len() / 2]))
+        })
+        .collect()
 }
 
 /// Times decode steps of one token for `problem.batch` rows, each with its own slot: milliseconds a step, as

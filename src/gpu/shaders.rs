@@ -57,6 +57,8 @@ pub struct Variant {
     pub second: bool,
     /// The pass reads gates.
     pub gates: bool,
+    /// Decode moves its states four columns at a time.
+    pub vector: bool,
     /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
     pub shared: bool,
 }
@@ -172,6 +174,11 @@ pub fn source(pass: Pass, variant: Variant) -> String {
     } else {
         part!("no_gates")
     };
+    let state = if variant.vector {
+        part!("state_vector")
+    } else {
+        part!("state_scalar")
+    };
     let (params, keys, layer, rule, chunk) = (
         part!("params"),
         part!("keys"),
@@ -224,6 +231,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             gates,
             values,
             outputs,
+            state,
             rule,
             content,
             part!("decode"),
@@ -284,10 +292,6 @@ pub struct ChunkShape {
     pub key_pad: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
-    /// Channels in a slab of the scan's left operands.
-    pub slab: usize,
-    /// Sub-steps in a slab of the scan's state update.
-    pub update_slab: usize,
     /// float32 words of scratch memory for one chunk of one head.
     pub stride: usize,
 }
@@ -298,21 +302,18 @@ impl ChunkShape {
         let update = problem.rule.update();
         let substeps = update.substeps() * tokens;
         let key_pad = problem.key_dim.next_multiple_of(16);
-        // u_rows holds R · VB floats in 8 KiB, `left` 6 KiB.
-        let columns = match substeps {
-            0..=64 => 32,
-            65..=128 => 16,
-            129..=256 => 8,
-            _ => return None,
-        };
-        let fit = |width: usize| [16, 8, 4].into_iter().find(|slab| width * slab <= 384 * 4);
+        if substeps > 256 {
+            return None;
+        }
+        // S and U, in float32, in the 16 KiB of workgroup memory that every device grants.
+        let columns = [32, 16, 8]
+            .into_iter()
+            .find(|columns| (key_pad + substeps) * columns <= 4096)?;
         Some(Self {
             tokens,
             substeps,
             key_pad,
             columns,
-            slab: fit(substeps + tokens)?,
-            update_slab: fit(key_pad)?,
             stride: (2 * substeps + tokens + 1) * key_pad
                 + substeps * (substeps + tokens)
                 + (2 + update.factors) * tokens,
@@ -402,15 +403,11 @@ pub fn constants(
             ("KP", chunk.key_pad as f64),
         ]);
         if pass == Pass::Scan {
-            out.extend([
-                ("VB", chunk.columns as f64),
-                ("KS", chunk.slab as f64),
-                ("RS", chunk.update_slab as f64),
-            ]);
+            out.push(("VB", chunk.columns as f64));
         }
     }
     if pass == Pass::Decode {
-        out.push(("KG", (problem.key_dim.next_multiple_of(16) / 4) as f64));
+        out.push(("KG", (problem.key_dim.div_ceil(16)) as f64));
     }
     out
 }
