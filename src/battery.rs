@@ -4,8 +4,7 @@
 //! a case: uneven and unbounded decay, ragged and empty sequences, odd sizes, grouped heads, states
 //! carried between calls, slots of a pool. Anybody can run it on an unknown GPU and paste the result.
 
-use crate::engine::DecodeOptions;
-use crate::engine::{Element, Engine, Pool, PrefillOptions};
+use crate::engine::{DecodeOptions, Element, Engine, Pool, PrefillOptions};
 use crate::error::{Error, Result};
 use crate::generate::{self, Decays, Gates, Keys, Recipe};
 use crate::parts;
@@ -72,8 +71,8 @@ enum Check {
     Split(Vec<usize>),
     /// Decode of the whole with this many tokens a call.
     Decode(usize),
-    /// Prefill up to this token, decode from there.
-    PrefillThenDecode(usize),
+    /// Prefill up to this token, decode from there, with inputs and outputs stored as this.
+    PrefillThenDecode(usize, Element),
     /// Padding, reset and copied slots in one pool.
     Slots,
     /// The same bits from every run of prefill and decode.
@@ -142,7 +141,12 @@ pub fn cases() -> Vec<Case> {
     for (key_dim, value_dim) in [(60, 100), (20, 12), (1, 1), (256, 256)] {
         let name = format!("sizes {key_dim} x {value_dim}, prefill and decode");
         let problem = eda([1, 37, 1, 1, key_dim, value_dim]);
-        add(&name, problem, mixed, Check::PrefillThenDecode(33));
+        add(
+            &name,
+            problem,
+            mixed,
+            Check::PrefillThenDecode(33, Element::F32),
+        );
     }
     add(
         "grouped heads",
@@ -210,7 +214,7 @@ pub fn cases() -> Vec<Case> {
         raw.normalize = true;
         raw.decay = Decay::Gate(gate);
         (raw.beta, raw.gamma) = (form, form);
-        add(name, raw, mixed, Check::PrefillThenDecode(48));
+        add(name, raw, mixed, Check::PrefillThenDecode(48, Element::F32));
     }
 
     add(
@@ -240,10 +244,6 @@ pub fn cases() -> Vec<Case> {
     );
     cases.push(worked_example());
 
-    let half = PrefillOptions {
-        element: Element::F16,
-        ..PrefillOptions::default()
-    };
     let problem = eda([1, 64, 1, 2, 32, 32]);
     let weak = Recipe {
         decays: Decays::Weak,
@@ -254,7 +254,7 @@ pub fn cases() -> Vec<Case> {
         limit: LIMIT_F16,
         tensors: generate::tensors(&problem, &weak),
         problem,
-        check: Check::Prefill(half),
+        check: Check::PrefillThenDecode(60, Element::F16),
     });
     cases
 }
@@ -313,7 +313,7 @@ impl Case {
     }
 
     fn half(&self) -> bool {
-        matches!(&self.check, Check::Prefill(o) if o.element == Element::F16)
+        matches!(self.check, Check::PrefillThenDecode(_, Element::F16))
     }
 
     /// Relative errors of `o` and of `final_state` against float64, the largest where several runs count.
@@ -336,15 +336,17 @@ impl Case {
                 runs
             }
             Check::Split(at) => vec![prefill_split(engine, problem, &tensors, at).await?],
-            Check::Decode(tokens) => vec![decode(engine, problem, &tensors, 0, *tokens).await?],
-            Check::PrefillThenDecode(at) => {
-                vec![decode(engine, problem, &tensors, *at, 1).await?]
+            Check::Decode(tokens) => {
+                vec![decode(engine, problem, &tensors, 0, *tokens, Element::F32).await?]
+            }
+            Check::PrefillThenDecode(at, element) => {
+                vec![decode(engine, problem, &tensors, *at, 1, *element).await?]
             }
             Check::Slots => vec![slots(engine, problem, &tensors).await?],
             Check::Repeat => {
                 let mut runs: Vec<Outputs> = Vec::new();
                 for at in [problem.tokens, problem.tokens, 66, 66] {
-                    runs.push(decode(engine, problem, &tensors, at, 1).await?);
+                    runs.push(decode(engine, problem, &tensors, at, 1, Element::F32).await?);
                 }
                 if runs[0] != runs[1] || runs[2] != runs[3] {
                     return Err(Trouble::Wrong("two runs gave different bits".into()));
@@ -371,6 +373,25 @@ async fn prefill(
         .prefill(problem, tensors, options, &|_, _| {})
         .await?;
     Ok(run.outputs)
+}
+
+/// One decode call; returns `o`.
+async fn step_rows(
+    engine: &Engine,
+    problem: &Problem,
+    tensors: &Tensors<&[f32]>,
+    pool: &mut Pool,
+    rows: &[Row],
+    element: Element,
+) -> Result<Vec<f32>> {
+    let options = DecodeOptions {
+        element,
+        ..DecodeOptions::default()
+    };
+    let (o, _) = engine
+        .decode(problem, tensors, pool, rows, &options)
+        .await?;
+    Ok(o)
 }
 
 /// Tokens `from..to` of every sequence, as far as it has them.
@@ -413,7 +434,8 @@ pub async fn prefill_split(
 }
 
 /// Prefills the first `at` tokens of each sequence and decodes the others, `step` tokens a call, all
-/// sequences in one batch. A sequence that has ended stays in the batch as padding.
+/// sequences in one batch. A sequence that has ended stays in the batch as padding. `element` is how
+/// inputs and outputs are stored.
 ///
 /// # Errors
 /// As [`Engine::prefill`] and [`Engine::decode`].
@@ -423,6 +445,7 @@ pub async fn decode(
     tensors: &Tensors<&[f32]>,
     at: usize,
     step: usize,
+    element: Element,
 ) -> Result<Outputs> {
     let sequences = problem.sequences();
     let state_len = problem.value_heads * problem.state_len();
@@ -434,7 +457,11 @@ pub async fn decode(
         if let Some(states) = states {
             inputs.set(Operand::InitialState, states);
         }
-        let outputs = prefill(engine, &part, &inputs.slices(), &PrefillOptions::default()).await?;
+        let options = PrefillOptions {
+            element,
+            ..PrefillOptions::default()
+        };
+        let outputs = prefill(engine, &part, &inputs.slices(), &options).await?;
         parts::place(problem, &ranges, &outputs.o, &mut o);
         states = Some(outputs.final_state);
     }
@@ -474,15 +501,7 @@ pub async fn decode(
             })
             .collect();
         let (part, inputs) = parts::select(problem, tensors, &ranges);
-        let (part_o, _) = engine
-            .decode(
-                &part,
-                &inputs.slices(),
-                &mut pool,
-                &rows,
-                &DecodeOptions::default(),
-            )
-            .await?;
+        let part_o = step_rows(engine, &part, &inputs.slices(), &mut pool, &rows, element).await?;
         let row_len = step * problem.value_heads * problem.value_dim;
         for (i, row) in rows.iter().enumerate() {
             if !row.is_padding() {
@@ -524,15 +543,7 @@ async fn slots(
 
     // Slots 5, 2 and 0 start afresh although they hold an old state; row 2 is padding.
     let rows = [Row::starts(5), Row::starts(2), Row::PADDING, Row::starts(0)];
-    let (o, _) = engine
-        .decode(
-            problem,
-            tensors,
-            &mut pool,
-            &rows,
-            &DecodeOptions::default(),
-        )
-        .await?;
+    let o = step_rows(engine, problem, tensors, &mut pool, &rows, Element::F32).await?;
     if o[2 * row_len..3 * row_len].iter().any(|&x| x != 0.0) {
         return wrong("the output of a padding row is not zero");
     }
@@ -545,15 +556,7 @@ async fn slots(
     // Row 2's sequence now starts in slot 3, the others are padding.
     let rows = [Row::PADDING, Row::PADDING, Row::starts(3), Row::PADDING];
     let before = pool.read(5).await?;
-    let (second, _) = engine
-        .decode(
-            problem,
-            tensors,
-            &mut pool,
-            &rows,
-            &DecodeOptions::default(),
-        )
-        .await?;
+    let second = step_rows(engine, problem, tensors, &mut pool, &rows, Element::F32).await?;
     if pool.read(5).await? != before {
         return wrong("a padding row changed a state");
     }
@@ -567,15 +570,7 @@ async fn slots(
     }
     let final_state = read_all(&pool, [5, 2, 3, 0].into_iter()).await?;
     let rows = [Row::continues(4), Row::PADDING, Row::PADDING, Row::PADDING];
-    engine
-        .decode(
-            problem,
-            tensors,
-            &mut pool,
-            &rows,
-            &DecodeOptions::default(),
-        )
-        .await?;
+    step_rows(engine, problem, tensors, &mut pool, &rows, Element::F32).await?;
     if read_all(&pool, [5, 2, 3, 0].into_iter()).await? != final_state {
         return wrong("decoding in a copy changed another slot");
     }

@@ -5,12 +5,11 @@
 
 mod common;
 
-use common::{engines, exact, label, prefill, wait};
-use eda_wgpu::battery::{LIMIT, decode, prefill_split};
+use common::{decode, engines, exact, label, prefill, wait};
+use eda_wgpu::battery::prefill_split;
 use eda_wgpu::generate::{self, Decays, Gates, Keys, Recipe};
 use eda_wgpu::{
     Decay, DecayGate, Engine, GateForm, Outputs, PrefillOptions, Problem, Result, Rule, Tensors,
-    reference,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -127,15 +126,6 @@ fn recipes() -> impl Strategy<Value = Recipe> {
         })
 }
 
-/// What an engine may be off by. Float32 rounding alone, token by token, costs about 2e-7 on these
-/// problems; where a draw is worse (a state that almost cancels, a handful of outputs near zero), 1e-5
-/// would measure the problem and not the engine, so the limit follows that error, never below 1e-5.
-fn limit(problem: &Problem, tensors: &Tensors<Vec<f32>>, expected: &Outputs<f64>) -> f64 {
-    let rounded =
-        reference::recurrence::<f32>(problem, &tensors.slices()).expect("a valid problem");
-    (20.0 * common::error(&rounded, expected)).max(LIMIT)
-}
-
 /// Runs a property on each engine; `run` makes outputs for a problem and three random numbers.
 fn check(run: impl Fn(&Engine, &Problem, &Tensors<Vec<f32>>, [usize; 3]) -> Result<Outputs>) {
     let cases = std::env::var("PROPTEST_CASES")
@@ -153,7 +143,7 @@ fn check(run: impl Fn(&Engine, &Problem, &Tensors<Vec<f32>>, [usize; 3]) -> Resu
         let outcome = runner.run(&input, |(problem, recipe, random)| {
             let tensors = generate::tensors(&problem, &recipe);
             let expected = exact(&problem, &tensors);
-            let limit = limit(&problem, &tensors, &expected);
+            let limit = common::limit(&problem, &tensors, &expected);
             let outputs = run(engine, &problem, &tensors, random.map(usize::from))
                 .map_err(|e| TestCaseError::fail(e.to_string()))?;
             let error = common::error(&outputs, &expected);
@@ -190,6 +180,6 @@ fn decode_continues_a_prefill_anywhere() {
         // At most 24 tokens are decoded, so that a software driver is done soon.
         let first = problem.tokens.saturating_sub(24);
         let at = first + at % (problem.tokens - first + 1);
-        wait(decode(engine, problem, &tensors.slices(), at, 1 + step % 4))
+        decode(engine, problem, tensors, at, 1 + step % 4)
     });
 }

@@ -4,8 +4,7 @@
 
 mod common;
 
-use common::{assert_outputs_right, engines, exact, prefill, wait};
-use eda_wgpu::battery::decode;
+use common::{assert_outputs_right, decode, engines, exact, prefill};
 use eda_wgpu::generate::{self, Gates, Keys, Recipe};
 use eda_wgpu::{Operand, Outputs, PrefillOptions, Problem, Rule, Tensors};
 
@@ -41,7 +40,7 @@ fn engines_agree(what: &str, problem: &Problem, tensors: &Inputs, expected: &Out
     for engine in engines() {
         let outputs = prefill(engine, problem, tensors, &PrefillOptions::default());
         assert_outputs_right(engine, what, outputs, expected);
-        let outputs = wait(decode(engine, problem, &tensors.slices(), 0, 1));
+        let outputs = decode(engine, problem, tensors, 0, 1);
         assert_outputs_right(engine, &format!("{what}, decode"), outputs, expected);
     }
 }

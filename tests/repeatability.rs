@@ -3,8 +3,7 @@
 
 mod common;
 
-use common::{engines, label, prefill, wait};
-use eda_wgpu::battery::decode;
+use common::{decode, engines, label, prefill};
 use eda_wgpu::generate::{self, Recipe};
 use eda_wgpu::{PrefillOptions, Problem, Rule, Tensors};
 
@@ -41,7 +40,7 @@ fn decode_gives_the_same_bits() {
     for rule in Rule::ALL {
         let (problem, tensors) = inputs(rule, [5, 4, 2, 4, 32, 48]);
         for engine in engines() {
-            let run = || wait(decode(engine, &problem, &tensors.slices(), 0, 1)).expect("a decode");
+            let run = || decode(engine, &problem, &tensors, 0, 1).expect("a decode");
             let first = run();
             for i in 1..RUNS {
                 assert!(first == run(), "{rule} on {}, run {i}", label(engine));

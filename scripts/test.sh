@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Every check of this repository: format, lints, tests, documentation, benches, the shaders in a second
+# WGSL compiler, the package. Installs what is missing on Debian and Ubuntu; says what is missing elsewhere.
+#
+#   scripts/test.sh            all of it (20 to 30 minutes on two cores, most of it compiling)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${CARGO_TARGET_DIR:-target}
+
+step() {
+    printf '\n== %s (%d min %02d s)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60))
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        echo "This needs root, and there is no sudo: $*" >&2
+        return 1
+    fi
+}
+
+# need WHAT PACKAGE...: installs packages that provide WHAT, or says what to install.
+need() {
+    local what=$1
+    shift
+    if command -v apt-get >/dev/null; then
+        step "installing $what: $*"
+        as_root apt-get update -qq
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+    else
+        echo "Missing: $what. On Debian it is in: $*. Install your system's equivalent and run this again." >&2
+        exit 1
+    fi
+}
+
+have_vulkan() {
+    # The loader, and a driver's manifest where the loader looks for one.
+    [[ $(PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null) == *libvulkan.so.1* ]] && {
+        [ -n "${VK_DRIVER_FILES:-${VK_ICD_FILENAMES:-}}" ] ||
+            compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null ||
+            compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
+    }
+}
+
+if [ "$(uname -s)" = Linux ] && ! have_vulkan; then
+    need "a Vulkan driver (the software driver lavapipe)" libvulkan1 mesa-vulkan-drivers
+fi
+command -v node >/dev/null && command -v npm >/dev/null || need "node and npm" nodejs npm
+for component in rustfmt clippy; do
+    if ! cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1; then
+        command -v rustup >/dev/null || {
+            echo "Missing: $component for $(cargo --version)." >&2
+            exit 1
+        }
+        rustup component add "$component"
+    fi
+done
+
+step "format"
+cargo fmt --check
+
+step "lints"
+cargo clippy --release --all-targets -- -D warnings
+
+step "tests"
+# The tests write the assembled shaders there; old ones must not be checked in their place.
+rm -rf "$target/shaders"
+cargo test --release
+
+step "shaders in Tint"
+(cd tests/tint && npm install --no-audit --no-fund --silent)
+node tests/tint/check.mjs "$target/shaders"
+
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --release --no-deps
+
+if compgen -G 'benches/*.rs' >/dev/null; then
+    step "benches, a short run"
+    cargo bench -- --quick
+fi
+
+step "package"
+cargo package --allow-dirty --no-verify
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+crate=$target/package/eda-wgpu-$version
+size=$(wc -c <"$crate.crate")
+[ "$size" -lt 10000000 ] || {
+    echo "$crate.crate has $size bytes, more than a registry takes" >&2
+    exit 1
+}
+# The package builds from what is in it. In this target directory the dependencies are built already.
+rm -rf "$crate"
+tar -xzf "$crate.crate" -C "$target/package"
+cargo check --release --manifest-path "$crate/Cargo.toml" --target-dir "$target"
+
+step "all checks passed"
