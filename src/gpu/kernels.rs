@@ -72,6 +72,8 @@ struct Params {
     piece_count: u32,
     row_count: u32,
     tokens: u32,
+    first_token: u32,
+    last_token: u32,
     scale: f32,
     lower_bound: f32,
     q_at: u32,
@@ -88,6 +90,8 @@ struct Params {
     a_log_at: u32,
     dt_bias_at: u32,
     scratch_at: u32,
+    /// To a multiple of 16 bytes.
+    unused: [u32; 2],
 }
 
 const PARAMS_SIZE: u64 = size_of::<Params>() as u64;
@@ -403,14 +407,15 @@ impl Kernels {
         usage: wgpu::BufferUsages,
         contents: Option<&[u8]>,
     ) -> Result<wgpu::Buffer> {
-        let size = size.next_multiple_of(4).max(256);
-        if size > self.limits.max_buffer_size {
+        let limit = self.limits.max_buffer_size & !3;
+        if size > limit {
             return Err(Error::unsupported(
                 format!("bytes of {what}"),
                 size,
-                format!("{} (the device's buffer size)", self.limits.max_buffer_size),
+                format!("{limit} (the device's buffer size)"),
             ));
         }
+        let size = size.next_multiple_of(4).max(256);
         guarded(&self.device, what, size, || {
             let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some(what),
@@ -446,6 +451,11 @@ impl Kernels {
                 .min(self.limits.max_buffer_size - 512),
             binding: self.binding_limit(),
             element: settings.element,
+            // A browser says nothing about the device that it runs on.
+            iterations: match self.device.adapter_info().device_type {
+                wgpu::DeviceType::DiscreteGpu | wgpu::DeviceType::IntegratedGpu => usize::MAX,
+                _ => shaders::MAX_ITERATIONS,
+            },
         }
     }
 
@@ -754,20 +764,30 @@ impl Kernels {
         let mut scratch = None;
         let mut writer = ParamsWriter::default();
         let mut prepared = Vec::new();
-        for ((batch_group, slot_group), entries) in groups {
+        let tokens = (bounds.iterations / shaders::decode_iterations(problem)).max(1);
+        for ((batch_group, slot_group), mut entries) in groups {
             let first = batch_group * batch_window;
             let end = (first + batch_window).min(problem.batch);
             let range = first * problem.tokens..end * problem.tokens;
-            for entries in entries.chunks(ROWS_PER_DISPATCH) {
-                prepared.push((range.clone(), slot_group, entries.to_vec()));
+            for at in (0..problem.tokens).step_by(tokens) {
+                let some = at..problem.tokens.min(at.saturating_add(tokens));
+                for entries in entries.chunks(ROWS_PER_DISPATCH) {
+                    prepared.push((range.clone(), slot_group, some.clone(), entries.to_vec()));
+                }
+                // What follows continues what this dispatch leaves.
+                for entry in entries.iter_mut().filter(|entry| entry[1] >= RESET) {
+                    entry[1] -= RESET;
+                }
             }
         }
         let mut bound_steps = Vec::new();
-        for (range, slot_group, entries) in &prepared {
+        for (range, slot_group, some, entries) in &prepared {
             let mut params = self.problem_params(problem);
             params.head_count = problem.value_heads as u32;
             params.row_count = entries.len() as u32;
             params.tokens = problem.tokens as u32;
+            params.first_token = some.start as u32;
+            params.last_token = some.end as u32;
             let mut bound = self.no_bindings();
             self.bind_operands(problem, element, tensors, range, &mut params, &mut bound)?;
             let (at, r) = self.range("o", o, output_rows(problem, range), element.bytes())?;

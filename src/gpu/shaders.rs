@@ -336,6 +336,35 @@ impl ChunkShape {
     }
 }
 
+/// Most loop iterations that one invocation of any pass runs through, unless a driver is known to be sound.
+/// Mesa's software rasteriser ends every loop of an invocation, silently, once it has counted 65,535
+/// iterations in all of them.
+pub const MAX_ITERATIONS: usize = 60_000;
+
+/// Loop iterations that an invocation of the scan needs for a chunk, none of them unrolled.
+pub fn scan_iterations(shape: &ChunkShape) -> usize {
+    let (r, c, kp) = (shape.substeps, shape.tokens, shape.key_pad);
+    let (ks, rs) = (shape.slab, shape.update_slab);
+    let down = 128 / (shape.columns / 4);
+    let row_tiles = (r + c).div_ceil(down);
+    let u_tiles = r.div_ceil(down);
+    let k_tiles = kp.div_ceil(4 * down);
+    let load = |words: usize| words.div_ceil(4 * 128);
+    let with_state = kp / ks * (1 + load((r + c) * ks) + 5 * k_tiles + ks / 4 * (1 + row_tiles));
+    let solve = r / ks * (1 + load(r * ks) + ks / 4 * (1 + u_tiles));
+    let output = r / ks * (1 + load(c * ks) + ks / 4 * (1 + row_tiles));
+    let update = 5 * k_tiles + r / rs * (1 + load(rs * kp) + rs * (1 + k_tiles));
+    1 + row_tiles + with_state + 7 * u_tiles + solve + output + 5 * row_tiles + update
+}
+
+/// The same for a token in decode.
+pub fn decode_iterations(problem: &Problem) -> usize {
+    let factors = problem.rule.update().factors;
+    let channels = problem.key_dim.next_multiple_of(16);
+    let norms = (2 + factors).div_ceil(8) * (1 + channels / 16 + 16);
+    1 + norms + factors * (1 + channels.div_ceil(128) + 2 * channels / 16)
+}
+
 /// Override constants of a pass.
 pub fn constants(
     pass: Pass,
