@@ -338,10 +338,10 @@ pub(super) fn guarded<T>(
         internal.pop().now_or_never(),
         validation.pop().now_or_never(),
     ];
-    for error in caught.into_iter().flatten().flatten() {
-        return Err(reported(error, what, bytes));
+    match caught.into_iter().flatten().flatten().next() {
+        Some(error) => Err(reported(error, what, bytes)),
+        None => Ok(value),
     }
-    Ok(value)
 }
 
 /// What wgpu reports, as an [`Error`] of this crate.
@@ -937,10 +937,7 @@ impl Kernels {
                 slice.offset,
             ));
         }
-        let end = slice
-            .offset
-            .checked_add(bytes.next_multiple_of(4))
-            .unwrap_or(u64::MAX);
+        let end = slice.offset.saturating_add(bytes.next_multiple_of(4));
         if end > slice.buffer.size() {
             return Err(Error::tensor(
                 name,
