@@ -12,6 +12,7 @@ use eda_wgpu::generate::{self, Recipe};
 use eda_wgpu::gpu::kernels::{Kernels, PrefillSettings, Slice};
 use eda_wgpu::{Element, Problem, Row, Rule, Tensors, parts, reference, relative_error};
 use std::error::Error;
+use std::slice::from_ref;
 
 const PROMPT: usize = 300;
 
@@ -31,8 +32,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let inputs = generate::tensors(&problem, &Recipe::default());
     let inputs = inputs.slices();
     let exact = reference::recurrence::<f64>(&problem, &inputs)?;
-    let (prompt, prompt_inputs) = parts::select(&problem, &inputs, &[0..PROMPT]);
-    let (token, token_inputs) = parts::select(&problem, &inputs, &[PROMPT..PROMPT + 1]);
+    let (prompt, prompt_inputs) = parts::select(&problem, &inputs, from_ref(&(0..PROMPT)));
+    let (token, token_inputs) = parts::select(&problem, &inputs, from_ref(&(PROMPT..PROMPT + 1)));
 
     // The program's own buffer: a place for each tensor.
     let mut memory = Memory::default();

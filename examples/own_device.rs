@@ -12,6 +12,7 @@ use eda_wgpu::{
     Backend, DecodeOptions, Engine, EngineOptions, Operand, PrefillOptions, Problem, Row, Rule,
     Tensors, parts, reference, relative_error,
 };
+use std::slice::from_ref;
 
 fn main() -> eda_wgpu::Result<()> {
     pollster::block_on(run())
@@ -35,7 +36,7 @@ async fn run() -> eda_wgpu::Result<()> {
     let exact = reference::recurrence::<f64>(&problem, &inputs)?;
 
     // The first 500 tokens as they would come as a prompt, all at once.
-    let (prompt, prompt_inputs) = parts::select(&problem, &inputs, &[0..500]);
+    let (prompt, prompt_inputs) = parts::select(&problem, &inputs, from_ref(&(0..500)));
     let slices = prompt_inputs.slices();
     let options = PrefillOptions::default();
     let run = engine
@@ -52,7 +53,7 @@ async fn run() -> eda_wgpu::Result<()> {
     pool.write(0, &run.outputs.final_state).await?;
     let mut o = Vec::new();
     for t in 500..512 {
-        let (token, token_inputs) = parts::select(&problem, &inputs, &[t..t + 1]);
+        let (token, token_inputs) = parts::select(&problem, &inputs, from_ref(&(t..t + 1)));
         let slices = token_inputs.slices();
         let rows = [Row::continues(0)];
         let options = DecodeOptions::default();

@@ -458,6 +458,11 @@ fn packed_and_empty_sequences() {
         let layout = Layout::Aligned;
         check_prefill(host, kernels, &problem, &with_initial(), layout, true);
     }
+    // A reset counts even where no token follows it.
+    for layout in [Layout::Aligned, Layout::Separate] {
+        let problem = Problem::new(Rule::Eda, [4, 0, 1, 2, 20, 12]);
+        check_decode(host, kernels, &problem, Element::F32, layout);
+    }
 }
 
 /// float16 inputs and outputs, an odd number of them at the end of each slice.
@@ -611,8 +616,8 @@ fn several_calls_in_one_encoder_and_one_submission() {
         ..settings
     };
     let plan_second = kernels.plan_prefill(&second.problem, &again).expect("ok");
-    let buffers = first.memory.upload(&host);
-    let buffers_second = second.memory.upload(&host);
+    let buffers = first.memory.upload(host);
+    let buffers_second = second.memory.upload(host);
 
     // The second call continues the state that the first leaves in the first's buffer.
     let call = first.call(kernels, &plan, &buffers);
@@ -668,7 +673,7 @@ fn a_call_can_be_recorded_again() {
     let places = inputs(&mut memory, &problem, Element::F32, &tensors);
     let o = memory.reserve(problem.output_len() * 4);
     let pool = memory.put(&vec![0; problem.states_len() * 4]);
-    let buffers = memory.upload(&host);
+    let buffers = memory.upload(host);
     let call = kernels
         .decode(
             &problem,

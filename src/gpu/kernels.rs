@@ -707,9 +707,6 @@ impl Kernels {
         let slots = pool.size / (slot_words * 4);
         self.check_slice("the state pool", pool, slots * slot_words * 4)?;
         validate_rows(rows, problem.batch, slots as usize)?;
-        if problem.total_tokens() == 0 {
-            return Ok(Call { steps: Vec::new() });
-        }
 
         check_overlaps(
             &[
@@ -735,7 +732,7 @@ impl Kernels {
         }
         // The same for the rows of the operands.
         let row_bytes = plan::token_bytes(problem, element) * problem.tokens as u64;
-        let batch_window = (bounds.window() / row_bytes) as usize;
+        let batch_window = (bounds.window() / row_bytes.max(1)) as usize;
         if batch_window == 0 {
             return Err(Error::unsupported(
                 "bytes of one batch row",
@@ -769,7 +766,8 @@ impl Kernels {
             let first = batch_group * batch_window;
             let end = (first + batch_window).min(problem.batch);
             let range = first * problem.tokens..end * problem.tokens;
-            for at in (0..problem.tokens).step_by(tokens) {
+            // (Once where there are no tokens, for the rows that start from zero.)
+            for at in (0..problem.tokens.max(1)).step_by(tokens) {
                 let some = at..problem.tokens.min(at.saturating_add(tokens));
                 for entries in entries.chunks(ROWS_PER_DISPATCH) {
                     prepared.push((range.clone(), slot_group, some.clone(), entries.to_vec()));
@@ -1404,5 +1402,57 @@ fn params_at(uniforms: &wgpu::Buffer, at: u64) -> Bound<'_> {
         buffer: uniforms,
         offset: at,
         size: PARAMS_SIZE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "Workgroup count > 65,535 in a dimension": folded, with few to spare, up to what 32 bits can number.
+    #[test]
+    fn workgroups_fold_into_two_dimensions() {
+        for groups in [
+            0,
+            1,
+            65_535,
+            65_536,
+            70_000,
+            131_070,
+            1 << 31,
+            65_535 * 65_535,
+        ] {
+            let (x, y) = fold(groups, "a pass").expect("fits");
+            assert!(
+                x <= 65_535 && (1..=65_535).contains(&y),
+                "{groups}: {x} x {y}"
+            );
+            let all = u64::from(x) * u64::from(y);
+            assert!(
+                (groups..groups + u64::from(y)).contains(&all),
+                "{groups}: {all}"
+            );
+            assert!(all <= u64::from(u32::MAX));
+        }
+        assert!(fold(65_535 * 65_535 + 1, "a pass").is_err());
+    }
+
+    /// "Element count > 2^31: finite wrong values": an offset that 32 bits do not hold is an error.
+    #[test]
+    fn offsets_are_checked() {
+        assert_eq!(offset_u32("q", 1 << 31).expect("fits"), 1 << 31);
+        let error = offset_u32("q", 1 << 32).expect_err("too far");
+        assert!(error.to_string().contains("4294967296"), "{error}");
+    }
+
+    /// A uniform buffer's struct is a multiple of 16 bytes, as `shaders/params.wgsl` lays it out.
+    #[test]
+    fn parameters_are_laid_out_as_in_wgsl() {
+        assert!(PARAMS_SIZE.is_multiple_of(16));
+        let wgsl = include_str!("../../shaders/params.wgsl");
+        let body = wgsl.split("struct Params {").nth(1).expect("the struct");
+        let members = body.split('}').next().expect("its end");
+        let count = members.matches(": u32,").count() + members.matches(": f32,").count();
+        assert_eq!(count as u64 * 4, PARAMS_SIZE);
     }
 }

@@ -214,8 +214,8 @@ pub fn steps(
     Ok(out)
 }
 
-#[allow(clippy::too_many_arguments)]
 /// Steps over sequences `group`, each advancing by the same share of a step's chunks.
+#[allow(clippy::too_many_arguments)]
 fn window_steps(
     problem: &Problem,
     shape: &ChunkShape,
