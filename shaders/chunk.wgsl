@@ -1,14 +1,15 @@
-// How a chunk lies in scratch memory. A chunk has C tokens and R = n C sub-steps; its rows are, per value
-// head (math in README, "The chunk form"):
+// How a chunk lies in scratch memory. A chunk has C tokens and R = n C sub-steps. Its tensors are, per value
+// head, as pass 1-2 leave them -> as pass 3-4 leave them (README, "The chunk form"):
 //
-//   reads   [R, KP]   b_r decayed from the start of the chunk      (B * exp G)
-//   queries [C, KP]   scale q_t decayed from the start             (Q * exp G)
-//   writes  [R, KP]   a_r decayed to the end of the chunk
-//   decay   [KP]      the whole chunk's decay                      exp G_C
-//   inverse [R, R]    first L, then (I + L)^-1
-//   masked  [C, R]    A
-//   norms   [2 + FACTORS, C]
+//   reads    [R, KP]  b_r decayed from the start of the chunk (B)  ->  W = T B
+//   queries  [C, KP]  scale q_t decayed from the start (Q)         ->  Q - A W
+//   writes   [R, KP]  a_r decayed to the end of the chunk
+//   decay    [KP]     the whole chunk's decay, exp G_C
+//   inverse  [R, R]   L                                            ->  T = (I + L)^-1
+//   masked   [C, R]   A                                            ->  A T
+//   norms    [2 + FACTORS, C]
 //
+// With them a chunk acts on the state as U = T Z - W S, O = (A T) Z + (Q - A W) S, S <- Diag(decay) S + writes^T U.
 // Chunks come from table[0 .. chunk_count], as (first row of the bindings, tokens, -, -).
 
 override C: u32 = 32u;

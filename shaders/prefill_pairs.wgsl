@@ -1,4 +1,4 @@
-// Prefill, pass 2 of 4, parallel over chunks, heads and 16x16 token blocks: how each sub-step sees the ones
+// Prefill, pass 2 of 5, parallel over chunks, heads and 16x16 token blocks: how each sub-step sees the ones
 // before it,
 //
 //   L[r,s] = sum_d b_r[d] a_s[d] D[t(r), t(s)][d]           s < r, else 0

@@ -1,4 +1,4 @@
-// Prefill, pass 1 of 4, parallel over chunks and heads: the decayed rows of each chunk.
+// Prefill, pass 1 of 5, parallel over chunks and heads: the decayed rows of each chunk.
 //
 // Decay factors are running products of alpha, never exp of a difference: each is at most 1, -inf (alpha = 0)
 // needs no special case, and nothing cancels.

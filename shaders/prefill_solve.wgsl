@@ -1,4 +1,4 @@
-// Prefill, pass 3 of 4, parallel over chunks and heads: (I + L)^-1 in place of L.
+// Prefill, pass 3 of 5, parallel over chunks and heads: T = (I + L)^-1 in place of L, and A T in place of A.
 //
 // L is strictly lower triangular. The 16x16 diagonal blocks are inverted by substitution; below them, column
 // block by column block, X_ij = -X_ii sum_{j <= m < i} L_im X_mj. (A product of powers of L would need fewer
@@ -8,6 +8,7 @@
 
 const BLOCK = 16u;
 override BLOCKS: u32 = R / 16u;
+override TOKEN_BLOCKS: u32 = C / 16u;
 
 var<workgroup> left: array<f32, 256>;
 var<workgroup> right: array<f32, 256>;
@@ -24,6 +25,7 @@ fn main(
     return;
   }
   let base = scratch_base(item / params.head_count, item % params.head_count) + INVERSE;
+  let masked = base - INVERSE + MASKED;
   let ty = lid / BLOCK;
   let tx = lid % BLOCK;
 
@@ -75,6 +77,25 @@ fn main(
       scratch[base + (i * BLOCK + ty) * R + j * BLOCK + tx] = x_ij;
       storageBarrier();
       workgroupBarrier();
+    }
+  }
+
+  // A T, 16 tokens by 16 sub-steps at a time. A row of A sees the sub-steps of its own token block and of those
+  // before; column blocks go left to right, so that what is overwritten is not needed any more.
+  for (var i = 0u; i < TOKEN_BLOCKS; i++) {
+    let seen = (i + 1u) * substeps();
+    for (var j = 0u; j < seen; j++) {
+      var sum = 0.0;
+      for (var m = j; m < seen; m++) {
+        left[lid] = scratch[masked + (i * BLOCK + ty) * R + m * BLOCK + tx];
+        right[lid] = scratch[base + (m * BLOCK + ty) * R + j * BLOCK + tx];
+        workgroupBarrier();
+        for (var x = 0u; x < BLOCK; x++) {
+          sum = fma(left[ty * BLOCK + x], right[x * BLOCK + tx], sum);
+        }
+        workgroupBarrier();
+      }
+      scratch[masked + (i * BLOCK + ty) * R + j * BLOCK + tx] = sum;
     }
   }
 }

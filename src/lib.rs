@@ -3,6 +3,7 @@
 
 pub mod adapter;
 pub mod battery;
+pub mod bench;
 pub mod cpu;
 pub mod engine;
 pub mod error;

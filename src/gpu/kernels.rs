@@ -122,6 +122,8 @@ pub struct Kernels {
     device: wgpu::Device,
     limits: wgpu::Limits,
     features: wgpu::Features,
+    /// A processor plays the GPU.
+    software: bool,
     /// Bound in place of operands that are absent or empty: [`NOTHING`] bytes for each binding number, since
     /// browsers refuse writable bindings that overlap.
     nothing: wgpu::Buffer,
@@ -197,9 +199,18 @@ impl PrefillPlan {
 }
 
 struct Dispatch {
+    pass: Pass,
     pipeline: Arc<Pipeline>,
     bind_group: wgpu::BindGroup,
     groups: (u32, u32),
+}
+
+impl Dispatch {
+    fn record(&self, pass: &mut wgpu::ComputePass<'_>) {
+        pass.set_pipeline(&self.pipeline.pipeline);
+        pass.set_bind_group(0, &self.bind_group, &[]);
+        pass.dispatch_workgroups(self.groups.0, self.groups.1, 1);
+    }
 }
 
 /// A call with its buffers bound, ready to be recorded (any number of times).
@@ -229,6 +240,19 @@ impl Call {
             label: Some("eda"),
             timestamp_writes: timestamps,
         });
+        self.record_into(&mut pass, steps);
+    }
+
+    /// Records the dispatches of one pass alone, for timing it.
+    pub(crate) fn record_only(&self, compute: &mut wgpu::ComputePass<'_>, pass: Pass) {
+        for dispatch in self.steps.iter().flatten().filter(|d| d.pass == pass) {
+            dispatch.record(compute);
+        }
+    }
+
+    /// Records some of the steps into a compute pass that the caller has begun. Several calls may go into one
+    /// pass; each sees what the ones before it wrote.
+    pub fn record_into(&self, pass: &mut wgpu::ComputePass<'_>, steps: std::ops::Range<usize>) {
         for dispatch in self
             .steps
             .iter()
@@ -236,9 +260,7 @@ impl Call {
             .skip(steps.start)
             .flatten()
         {
-            pass.set_pipeline(&dispatch.pipeline.pipeline);
-            pass.set_bind_group(0, &dispatch.bind_group, &[]);
-            pass.dispatch_workgroups(dispatch.groups.0, dispatch.groups.1, 1);
+            dispatch.record(pass);
         }
     }
 }
@@ -378,6 +400,7 @@ impl Kernels {
             device: device.clone(),
             limits: device.limits(),
             features: device.features(),
+            software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
             nothing,
             pipelines: Mutex::new(HashMap::new()),
         }
@@ -660,11 +683,13 @@ impl Kernels {
             let chunk_heads = (step.chunks * step.heads.len()) as u64;
             let blocks = (plan.shape.tokens / 16) as u64;
             let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
+            let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels) as u64;
             let scans = (step.pieces() * step.heads.len()) as u64 * columns;
             for (pass, groups) in [
                 (Pass::Rows, chunk_heads),
                 (Pass::Pairs, chunk_heads * blocks * blocks),
                 (Pass::Solve, chunk_heads),
+                (Pass::Fold, chunk_heads * channels),
                 (Pass::Scan, scans),
             ] {
                 if groups > 0 {
@@ -673,6 +698,7 @@ impl Kernels {
                         problem,
                         element,
                         Some(&plan.shape),
+                        false,
                         &bound,
                         groups,
                     )?);
@@ -830,7 +856,7 @@ impl Kernels {
                 &mut writer,
             )?;
             let at = writer.push(params);
-            ready.push((bound, packs, at, table_at, count));
+            ready.push((bound, packs, at, table_at, count, params.state_at));
         }
         let uniforms = self.buffer(
             "parameters",
@@ -838,9 +864,11 @@ impl Kernels {
             wgpu::BufferUsages::UNIFORM,
             Some(&writer.bytes),
         )?;
-        let columns = problem.value_dim.div_ceil(32) as u64;
+        let columns = problem
+            .value_dim
+            .div_ceil(4 * shaders::decode_lanes(problem)) as u64;
         let mut steps = Vec::with_capacity(ready.len());
-        for (mut bound, packs, at, table_at, count) in ready {
+        for (mut bound, packs, at, table_at, count, state_at) in ready {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
             bound.set(Binding::Params, params_at(&uniforms, at));
             bound.set(
@@ -852,7 +880,16 @@ impl Kernels {
                 },
             );
             let groups = (count * problem.value_heads) as u64 * columns;
-            dispatches.push(self.dispatch(Pass::Decode, problem, element, None, &bound, groups)?);
+            let aligned = problem.value_dim.is_multiple_of(4) && state_at.is_multiple_of(4);
+            dispatches.push(self.dispatch(
+                Pass::Decode,
+                problem,
+                element,
+                None,
+                aligned,
+                &bound,
+                groups,
+            )?);
             steps.push(dispatches);
         }
         Ok(Call { steps })
@@ -1139,22 +1176,26 @@ impl Kernels {
                 bound.set(Binding::Scratch, pack.target);
                 let any = Problem::new(crate::rule::Rule::Linear, [1, 1, 1, 1, 1, 1]);
                 let groups = pack.words.div_ceil(256);
-                self.dispatch(Pass::Pack, &any, Element::F32, None, &bound, groups)
+                self.dispatch(Pass::Pack, &any, Element::F32, None, false, &bound, groups)
             })
             .collect()
     }
 
-    /// Chooses and builds the pipeline of a pass and binds its buffers.
+    /// Chooses and builds the pipeline of a pass and binds its buffers. `aligned`: states can be moved four
+    /// columns at a time.
+    #[allow(clippy::too_many_arguments)]
     fn dispatch(
         &self,
         pass: Pass,
         problem: &Problem,
         element: Element,
         shape: Option<&ChunkShape>,
+        aligned: bool,
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
         let mut variant = shaders::variant(pass, problem, element);
+        variant.vector = pass == Pass::Decode && aligned;
         let list = shaders::bindings(pass, variant);
         let storage: Vec<_> = list
             .iter()
@@ -1222,6 +1263,7 @@ impl Kernels {
             })
         })?;
         Ok(Dispatch {
+            pass,
             pipeline,
             bind_group,
             groups: fold(groups, pass.name())?,
@@ -1266,12 +1308,21 @@ impl Kernels {
             })
             .collect();
         let built = guarded(&self.device, pass.name(), 0, || {
-            let module = self
-                .device
-                .create_shader_module(wgpu::ShaderModuleDescriptor {
-                    label: Some(pass.name()),
-                    source: wgpu::ShaderSource::Wgsl(shaders::source(pass, variant).into()),
-                });
+            let source = wgpu::ShaderModuleDescriptor {
+                label: Some(pass.name()),
+                source: wgpu::ShaderSource::Wgsl(shaders::source(pass, variant).into()),
+            };
+            // Software drivers compile unrolled loops for seconds and gain nothing by it.
+            let checks = if self.software {
+                wgpu::ShaderRuntimeChecks::checked()
+            } else {
+                wgpu::ShaderRuntimeChecks::unchecked()
+            };
+            // SAFETY: the shaders are this crate's own. Every loop in them counts to a bound, every divisor is
+            // a positive constant or a size that was checked, and every index is below a length that the host
+            // has checked against the slice it bound, so the checks that wgpu would add never trigger; they
+            // keep drivers from unrolling loops and so cost a multiple of the run time.
+            let module = unsafe { self.device.create_shader_module_trusted(source, checks) };
             let layout = self
                 .device
                 .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {

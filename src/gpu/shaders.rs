@@ -18,7 +18,9 @@ pub enum Pass {
     Pairs,
     /// Prefill 3: `(I + L)^-1`.
     Solve,
-    /// Prefill 4: the states and outputs.
+    /// Prefill 4: what a chunk does to the state.
+    Fold,
+    /// Prefill 5: the states and outputs.
     Scan,
     /// Decode.
     Decode,
@@ -26,11 +28,12 @@ pub enum Pass {
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 6] = [
+    pub const ALL: [Pass; 7] = [
         Pass::Pack,
         Pass::Rows,
         Pass::Pairs,
         Pass::Solve,
+        Pass::Fold,
         Pass::Scan,
         Pass::Decode,
     ];
@@ -42,6 +45,7 @@ impl Pass {
             Pass::Rows => "prefill_rows",
             Pass::Pairs => "prefill_pairs",
             Pass::Solve => "prefill_solve",
+            Pass::Fold => "prefill_fold",
             Pass::Scan => "prefill_scan",
             Pass::Decode => "decode",
         }
@@ -57,6 +61,8 @@ pub struct Variant {
     pub second: bool,
     /// The pass reads gates.
     pub gates: bool,
+    /// Decode moves its states four columns at a time.
+    pub vector: bool,
     /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
     pub shared: bool,
 }
@@ -122,7 +128,7 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             add(&keys);
             add(&[(Binding::Scratch, Write)]);
         }
-        Pass::Solve => add(&[(Binding::Table, Read), (Binding::Scratch, Write)]),
+        Pass::Solve | Pass::Fold => add(&[(Binding::Table, Read), (Binding::Scratch, Write)]),
         Pass::Scan => add(&[
             (Binding::Table, Read),
             (Binding::V, Read),
@@ -172,6 +178,11 @@ pub fn source(pass: Pass, variant: Variant) -> String {
     } else {
         part!("no_gates")
     };
+    let state = if variant.vector {
+        part!("state_vector")
+    } else {
+        part!("state_scalar")
+    };
     let (params, keys, layer, rule, chunk) = (
         part!("params"),
         part!("keys"),
@@ -205,6 +216,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             part!("prefill_pairs"),
         ],
         Pass::Solve => vec![params, chunk, part!("prefill_solve")],
+        Pass::Fold => vec![params, chunk, part!("prefill_fold"), part!("product")],
         Pass::Scan => vec![
             element,
             params,
@@ -214,6 +226,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             content,
             chunk,
             part!("prefill_scan"),
+            part!("product"),
         ],
         Pass::Decode => vec![
             element,
@@ -224,6 +237,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             gates,
             values,
             outputs,
+            state,
             rule,
             content,
             part!("decode"),
@@ -285,6 +299,7 @@ pub fn variant(pass: Pass, problem: &Problem, element: Element) -> Variant {
         },
         second: reads_second(problem, pass),
         gates: touches_rule && reads_gates(problem),
+        vector: false,
         shared: false,
     }
 }
@@ -300,10 +315,8 @@ pub struct ChunkShape {
     pub key_pad: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
-    /// Channels in a slab of the scan's left operands.
-    pub slab: usize,
-    /// Sub-steps in a slab of the scan's state update.
-    pub update_slab: usize,
+    /// Key channels a workgroup of the fold.
+    pub fold_channels: usize,
     /// float32 words of scratch memory for one chunk of one head.
     pub stride: usize,
 }
@@ -314,21 +327,22 @@ impl ChunkShape {
         let update = problem.rule.update();
         let substeps = update.substeps() * tokens;
         let key_pad = problem.key_dim.next_multiple_of(16);
-        // u_rows holds R · VB floats in 8 KiB, `left` 6 KiB.
-        let columns = match substeps {
-            0..=64 => 32,
-            65..=128 => 16,
-            129..=256 => 8,
-            _ => return None,
-        };
-        let fit = |width: usize| [16, 8, 4].into_iter().find(|slab| width * slab <= 384 * 4);
+        if substeps > 256 {
+            return None;
+        }
+        // S, Z and U, in float32, in the 16 KiB of workgroup memory that every device grants.
+        let columns = [32, 16, 8, 4]
+            .into_iter()
+            .find(|columns| (key_pad + 2 * substeps) * columns <= 4096)?;
+        let fold_channels = [32, 16, 8]
+            .into_iter()
+            .find(|channels| substeps * channels <= 2048)?;
         Some(Self {
             tokens,
             substeps,
             key_pad,
             columns,
-            slab: fit(substeps + tokens)?,
-            update_slab: fit(key_pad)?,
+            fold_channels,
             stride: (2 * substeps + tokens + 1) * key_pad
                 + substeps * (substeps + tokens)
                 + (2 + update.factors) * tokens,
@@ -341,28 +355,21 @@ impl ChunkShape {
 /// iterations in all of them.
 pub const MAX_ITERATIONS: usize = 60_000;
 
-/// Loop iterations that an invocation of the scan needs for a chunk, none of them unrolled.
+/// No fewer loop iterations than an invocation of the scan needs for a chunk: each innermost one makes a
+/// multiply-add over four columns at least, and what is around them costs less than they do.
 pub fn scan_iterations(shape: &ChunkShape) -> usize {
     let (r, c, kp) = (shape.substeps, shape.tokens, shape.key_pad);
-    let (ks, rs) = (shape.slab, shape.update_slab);
     let down = 128 / (shape.columns / 4);
-    let row_tiles = (r + c).div_ceil(down);
-    let u_tiles = r.div_ceil(down);
-    let k_tiles = kp.div_ceil(4 * down);
-    let load = |words: usize| words.div_ceil(4 * 128);
-    let with_state = kp / ks * (1 + load((r + c) * ks) + 5 * k_tiles + ks / 4 * (1 + row_tiles));
-    let solve = r / ks * (1 + load(r * ks) + ks / 4 * (1 + u_tiles));
-    let output = r / ks * (1 + load(c * ks) + ks / 4 * (1 + row_tiles));
-    let update = 5 * k_tiles + r / rs * (1 + load(rs * kp) + rs * (1 + k_tiles));
-    1 + row_tiles + with_state + 7 * u_tiles + solve + output + 5 * row_tiles + update
+    let rows = (r + c).div_ceil(down) * (kp + r);
+    let state = kp.div_ceil(4 * down) * 4 * r;
+    2 * (rows + state) + 64
 }
 
 /// The same for a token in decode.
 pub fn decode_iterations(problem: &Problem) -> usize {
     let factors = problem.rule.update().factors;
-    let channels = problem.key_dim.next_multiple_of(16);
-    let norms = (2 + factors).div_ceil(8) * (1 + channels / 16 + 16);
-    1 + norms + factors * (1 + channels.div_ceil(128) + 2 * channels / 16)
+    let norms = (2 + factors) * (problem.key_dim / 16 + 20);
+    64 + norms + factors * (2 * problem.key_dim.next_multiple_of(16) + 128)
 }
 
 /// Override constants of a pass.
@@ -447,15 +454,31 @@ pub fn constants(
             ("KP", chunk.key_pad as f64),
         ]);
         if pass == Pass::Scan {
-            out.extend([
-                ("VB", chunk.columns as f64),
-                ("KS", chunk.slab as f64),
-                ("RS", chunk.update_slab as f64),
-            ]);
+            out.push(("VB", chunk.columns as f64));
+        }
+        if pass == Pass::Fold {
+            out.push(("FB", chunk.fold_channels as f64));
         }
     }
     if pass == Pass::Decode {
-        out.push(("KG", (problem.key_dim.next_multiple_of(16) / 4) as f64));
+        let lanes = decode_lanes(problem);
+        let groups = DECODE_THREADS / lanes;
+        out.extend([
+            ("LANES", lanes as f64),
+            ("KG", problem.key_dim.div_ceil(groups) as f64),
+        ]);
     }
     out
+}
+
+/// Threads of a decode workgroup.
+const DECODE_THREADS: usize = 256;
+
+/// Threads across the value columns of a decode workgroup, four columns each.
+pub fn decode_lanes(problem: &Problem) -> usize {
+    problem
+        .value_dim
+        .div_ceil(4)
+        .next_power_of_two()
+        .clamp(4, 32)
 }

@@ -140,7 +140,8 @@ pub fn entries() -> Vec<Entry> {
                     let Some(shape) = ChunkShape::new(problem, chunk) else {
                         continue;
                     };
-                    for pass in [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Scan] {
+                    let chunked = |pass: &Pass| !matches!(pass, Pass::Decode | Pass::Pack);
+                    for pass in Pass::ALL.into_iter().filter(chunked) {
                         add(pass, problem, Some(&shape));
                     }
                 }
