@@ -85,7 +85,7 @@ fn main(
   let live = column < V;
 
   if (slot < 0) {
-    for (var t = thread_group; t < params.tokens; t += GROUPS) {
+    for (var t = params.first_token + thread_group; t < params.last_token; t += GROUPS) {
       if (live) {
         o[params.o_at + ((row * params.tokens + t) * params.value_heads + h) * V + column] = Element(0.0);
       }
@@ -110,7 +110,7 @@ fn main(
     s[j] = x;
   }
 
-  for (var t = 0u; t < params.tokens; t++) {
+  for (var t = params.first_token; t < params.last_token; t++) {
     let token = row * params.tokens + t;
     if (NORMALIZE) {
       compute_norms(token, h, lid);

@@ -9,7 +9,9 @@ struct Params {
   chunk_count: u32,    // prefill: entries of the table that are chunks
   piece_count: u32,    // prefill: entries after them that are pieces of sequences
   row_count: u32,      // decode: batch rows
-  tokens: u32,         // decode: tokens of each row
+  tokens: u32,         // decode: tokens of each row, of which
+  first_token: u32,    // first_token .. last_token are processed
+  last_token: u32,
   scale: f32,          // o = scale S^T q
   lower_bound: f32,    // of the decay gate
   // Where each operand starts in its binding, in elements.
@@ -27,6 +29,8 @@ struct Params {
   a_log_at: u32,
   dt_bias_at: u32,
   scratch_at: u32,
+  unused_0: u32,
+  unused_1: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -1,6 +1,7 @@
 //! Which state of a pool each row of a decode batch continues.
 
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 
 /// One row of a decode batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,18 +49,17 @@ pub fn validate_rows(rows: &[Row], batch: usize, slots: usize) -> Result<()> {
             rows.len(),
         ));
     }
-    let mut taken = vec![usize::MAX; slots];
+    let mut taken = HashMap::with_capacity(batch);
     for (i, row) in rows.iter().enumerate() {
         match usize::try_from(row.slot) {
             Ok(slot) if slot < slots => {
-                if taken[slot] != usize::MAX {
+                if let Some(first) = taken.insert(slot, i) {
                     return Err(Error::tensor(
                         "slots",
                         "each slot at most once in a batch",
-                        format!("slot {slot} in rows {} and {i}", taken[slot]),
+                        format!("slot {slot} in rows {first} and {i}"),
                     ));
                 }
-                taken[slot] = i;
             }
             Err(_) if row.slot == -1 => {}
             _ => {

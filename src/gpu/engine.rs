@@ -68,7 +68,22 @@ fn lock(health: &Mutex<Health>) -> std::sync::MutexGuard<'_, Health> {
     health.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An error that the device's callbacks have reported since the last look.
+/// An error that the device's callbacks have reported since the last look. They are called when the device is
+/// polled; in a browser, when they are due.
+fn check_device(device: &wgpu::Device, health: &Mutex<Health>) -> Result<()> {
+    // A failed poll is a lost device, whose callback has then been called.
+    let _ = device.poll(wgpu::PollType::Poll);
+    check_health(health)
+}
+
+/// On a lost device things fail in many ways, all of which mean that it is lost.
+fn diagnosed<T>(device: &wgpu::Device, health: &Mutex<Health>, result: Result<T>) -> Result<T> {
+    if let Err(Error::Device(_)) = &result {
+        check_device(device, health)?;
+    }
+    result
+}
+
 fn check_health(health: &Mutex<Health>) -> Result<()> {
     let mut health = lock(health);
     if let Some(reason) = &health.lost {
@@ -341,7 +356,18 @@ impl GpuEngine {
         options: &PrefillOptions,
         progress: Progress<'_>,
     ) -> Result<Run> {
-        check_health(&self.health)?;
+        check_device(self.device(), &self.health)?;
+        let run = self.prefill_parts(problem, tensors, options, progress);
+        diagnosed(self.device(), &self.health, run.await)
+    }
+
+    async fn prefill_parts(
+        &self,
+        problem: &Problem,
+        tensors: &Tensors<&[f32]>,
+        options: &PrefillOptions,
+        progress: Progress<'_>,
+    ) -> Result<Run> {
         problem.validate_lengths(tensors, |t| t.len())?;
         let element = options.element;
         let token_bytes: usize = Operand::ALL
@@ -611,7 +637,7 @@ impl GpuEngine {
     /// # Errors
     /// As [`crate::Engine::pool`].
     pub fn pool(&self, problem: &Problem, slots: usize) -> Result<GpuPool> {
-        check_health(&self.health)?;
+        check_device(self.device(), &self.health)?;
         problem.validate()?;
         let words = problem.value_heads * problem.state_len();
         let bytes = (slots as u64).saturating_mul(words as u64 * 4);
@@ -642,8 +668,19 @@ impl GpuEngine {
         rows: &[Row],
         options: &DecodeOptions,
     ) -> Result<(Vec<f32>, f64)> {
-        let element = options.element;
-        check_health(&self.health)?;
+        check_device(self.device(), &self.health)?;
+        let run = self.decode_rows(problem, tensors, pool, rows, options.element);
+        diagnosed(self.device(), &self.health, run.await)
+    }
+
+    async fn decode_rows(
+        &self,
+        problem: &Problem,
+        tensors: &Tensors<&[f32]>,
+        pool: &mut GpuPool,
+        rows: &[Row],
+        element: Element,
+    ) -> Result<(Vec<f32>, f64)> {
         problem.validate_lengths(tensors, |t| t.len())?;
         validate_rows(rows, problem.batch, pool.slots)?;
         if pool.device != *self.device() {
@@ -762,7 +799,7 @@ impl GpuPool {
         if slot >= self.slots {
             return Err(Error::tensor("slot", format!("below {}", self.slots), slot));
         }
-        check_health(&self.health)?;
+        check_device(&self.device, &self.health)?;
         Ok((slot * self.state_words() * 4) as u64)
     }
 

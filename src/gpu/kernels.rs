@@ -72,6 +72,8 @@ struct Params {
     piece_count: u32,
     row_count: u32,
     tokens: u32,
+    first_token: u32,
+    last_token: u32,
     scale: f32,
     lower_bound: f32,
     q_at: u32,
@@ -88,6 +90,8 @@ struct Params {
     a_log_at: u32,
     dt_bias_at: u32,
     scratch_at: u32,
+    /// To a multiple of 16 bytes.
+    unused: [u32; 2],
 }
 
 const PARAMS_SIZE: u64 = size_of::<Params>() as u64;
@@ -356,10 +360,10 @@ pub(super) fn guarded<T>(
         internal.pop().now_or_never(),
         validation.pop().now_or_never(),
     ];
-    for error in caught.into_iter().flatten().flatten() {
-        return Err(reported(error, what, bytes));
+    match caught.into_iter().flatten().flatten().next() {
+        Some(error) => Err(reported(error, what, bytes)),
+        None => Ok(value),
     }
-    Ok(value)
 }
 
 /// What wgpu reports, as an [`Error`] of this crate.
@@ -426,14 +430,15 @@ impl Kernels {
         usage: wgpu::BufferUsages,
         contents: Option<&[u8]>,
     ) -> Result<wgpu::Buffer> {
-        let size = size.next_multiple_of(4).max(256);
-        if size > self.limits.max_buffer_size {
+        let limit = self.limits.max_buffer_size & !3;
+        if size > limit {
             return Err(Error::unsupported(
                 format!("bytes of {what}"),
                 size,
-                format!("{} (the device's buffer size)", self.limits.max_buffer_size),
+                format!("{limit} (the device's buffer size)"),
             ));
         }
+        let size = size.next_multiple_of(4).max(256);
         guarded(&self.device, what, size, || {
             let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some(what),
@@ -469,6 +474,11 @@ impl Kernels {
                 .min(self.limits.max_buffer_size - 512),
             binding: self.binding_limit(),
             element: settings.element,
+            // A browser says nothing about the device that it runs on.
+            iterations: match self.device.adapter_info().device_type {
+                wgpu::DeviceType::DiscreteGpu | wgpu::DeviceType::IntegratedGpu => usize::MAX,
+                _ => shaders::MAX_ITERATIONS,
+            },
         }
     }
 
@@ -722,9 +732,6 @@ impl Kernels {
         let slots = pool.size / (slot_words * 4);
         self.check_slice("the state pool", pool, slots * slot_words * 4)?;
         validate_rows(rows, problem.batch, slots as usize)?;
-        if problem.total_tokens() == 0 {
-            return Ok(Call { steps: Vec::new() });
-        }
 
         check_overlaps(
             &[
@@ -750,7 +757,7 @@ impl Kernels {
         }
         // The same for the rows of the operands.
         let row_bytes = plan::token_bytes(problem, element) * problem.tokens as u64;
-        let batch_window = (bounds.window() / row_bytes) as usize;
+        let batch_window = (bounds.window() / row_bytes.max(1)) as usize;
         if batch_window == 0 {
             return Err(Error::unsupported(
                 "bytes of one batch row",
@@ -779,20 +786,31 @@ impl Kernels {
         let mut scratch = None;
         let mut writer = ParamsWriter::default();
         let mut prepared = Vec::new();
-        for ((batch_group, slot_group), entries) in groups {
+        let tokens = (bounds.iterations / shaders::decode_iterations(problem)).max(1);
+        for ((batch_group, slot_group), mut entries) in groups {
             let first = batch_group * batch_window;
             let end = (first + batch_window).min(problem.batch);
             let range = first * problem.tokens..end * problem.tokens;
-            for entries in entries.chunks(ROWS_PER_DISPATCH) {
-                prepared.push((range.clone(), slot_group, entries.to_vec()));
+            // (Once where there are no tokens, for the rows that start from zero.)
+            for at in (0..problem.tokens.max(1)).step_by(tokens) {
+                let some = at..problem.tokens.min(at.saturating_add(tokens));
+                for entries in entries.chunks(ROWS_PER_DISPATCH) {
+                    prepared.push((range.clone(), slot_group, some.clone(), entries.to_vec()));
+                }
+                // What follows continues what this dispatch leaves.
+                for entry in entries.iter_mut().filter(|entry| entry[1] >= RESET) {
+                    entry[1] -= RESET;
+                }
             }
         }
         let mut bound_steps = Vec::new();
-        for (range, slot_group, entries) in &prepared {
+        for (range, slot_group, some, entries) in &prepared {
             let mut params = self.problem_params(problem);
             params.head_count = problem.value_heads as u32;
             params.row_count = entries.len() as u32;
             params.tokens = problem.tokens as u32;
+            params.first_token = some.start as u32;
+            params.last_token = some.end as u32;
             let mut bound = self.no_bindings();
             self.bind_operands(problem, element, tensors, range, &mut params, &mut bound)?;
             let (at, r) = self.range("o", o, output_rows(problem, range), element.bytes())?;
@@ -845,7 +863,7 @@ impl Kernels {
             wgpu::BufferUsages::UNIFORM,
             Some(&writer.bytes),
         )?;
-        let columns = problem.value_dim.div_ceil(shaders::decode_shape(problem).1) as u64;
+        let columns = problem.value_dim.div_ceil(shaders::DECODE_COLUMNS) as u64;
         let mut steps = Vec::with_capacity(ready.len());
         for (mut bound, packs, at, table_at, count) in ready {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
@@ -942,10 +960,7 @@ impl Kernels {
                 slice.offset,
             ));
         }
-        let end = slice
-            .offset
-            .checked_add(bytes.next_multiple_of(4))
-            .unwrap_or(u64::MAX);
+        let end = slice.offset.saturating_add(bytes.next_multiple_of(4));
         if end > slice.buffer.size() {
             return Err(Error::tensor(
                 name,
@@ -1422,5 +1437,57 @@ fn params_at(uniforms: &wgpu::Buffer, at: u64) -> Bound<'_> {
         buffer: uniforms,
         offset: at,
         size: PARAMS_SIZE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "Workgroup count > 65,535 in a dimension": folded, with few to spare, up to what 32 bits can number.
+    #[test]
+    fn workgroups_fold_into_two_dimensions() {
+        for groups in [
+            0,
+            1,
+            65_535,
+            65_536,
+            70_000,
+            131_070,
+            1 << 31,
+            65_535 * 65_535,
+        ] {
+            let (x, y) = fold(groups, "a pass").expect("fits");
+            assert!(
+                x <= 65_535 && (1..=65_535).contains(&y),
+                "{groups}: {x} x {y}"
+            );
+            let all = u64::from(x) * u64::from(y);
+            assert!(
+                (groups..groups + u64::from(y)).contains(&all),
+                "{groups}: {all}"
+            );
+            assert!(all <= u64::from(u32::MAX));
+        }
+        assert!(fold(65_535 * 65_535 + 1, "a pass").is_err());
+    }
+
+    /// "Element count > 2^31: finite wrong values": an offset that 32 bits do not hold is an error.
+    #[test]
+    fn offsets_are_checked() {
+        assert_eq!(offset_u32("q", 1 << 31).expect("fits"), 1 << 31);
+        let error = offset_u32("q", 1 << 32).expect_err("too far");
+        assert!(error.to_string().contains("4294967296"), "{error}");
+    }
+
+    /// A uniform buffer's struct is a multiple of 16 bytes, as `shaders/params.wgsl` lays it out.
+    #[test]
+    fn parameters_are_laid_out_as_in_wgsl() {
+        assert!(PARAMS_SIZE.is_multiple_of(16));
+        let wgsl = include_str!("../../shaders/params.wgsl");
+        let body = wgsl.split("struct Params {").nth(1).expect("the struct");
+        let members = body.split('}').next().expect("its end");
+        let count = members.matches(": u32,").count() + members.matches(": f32,").count();
+        assert_eq!(count as u64 * 4, PARAMS_SIZE);
     }
 }

@@ -2,7 +2,7 @@
 //! scratch memory, bindings and the length of one dispatch stay bounded whatever the size of the problem.
 
 use super::kernels::operand_element;
-use super::shaders::ChunkShape;
+use super::shaders::{self, ChunkShape};
 use crate::engine::Element;
 use crate::error::{Error, Result};
 use crate::problem::{Operand, Problem};
@@ -19,6 +19,8 @@ pub struct Bounds {
     pub binding: u64,
     /// Storage type of the inputs.
     pub element: Element,
+    /// Loop iterations of one invocation.
+    pub iterations: usize,
 }
 
 impl Bounds {
@@ -141,6 +143,7 @@ pub fn steps(
     }
     let head_count = problem.value_heads.min(chunk_heads);
     let chunks_per_step = chunk_heads / head_count;
+    let chunks_per_piece = (bounds.iterations / shaders::scan_iterations(shape)).max(1);
     let span = (bounds.window() / token_bytes(problem, bounds.element)) as usize;
     if span < shape.tokens {
         return Err(Error::unsupported(
@@ -182,6 +185,7 @@ pub fn steps(
             shape,
             first..last,
             chunks_per_step,
+            chunks_per_piece,
             span,
             if continues {
                 Source::Carried
@@ -211,11 +215,13 @@ pub fn steps(
 }
 
 /// Steps over sequences `group`, each advancing by the same share of a step's chunks.
+#[allow(clippy::too_many_arguments)]
 fn window_steps(
     problem: &Problem,
     shape: &ChunkShape,
     group: std::ops::Range<usize>,
     chunks_per_step: usize,
+    chunks_per_piece: usize,
     span: usize,
     source: Source,
     out: &mut Vec<Step>,
@@ -225,7 +231,7 @@ fn window_steps(
     let mut first_step = true;
     while !rest.is_empty() {
         let busy = rest.iter().filter(|(_, t)| !t.is_empty()).count();
-        let mut share = chunks_per_step / busy.max(1) * shape.tokens;
+        let mut share = (chunks_per_step / busy.max(1)).min(chunks_per_piece) * shape.tokens;
         if rest.len() == 1 {
             share = share.min(span / shape.tokens * shape.tokens);
         }
@@ -297,6 +303,8 @@ mod tests {
                         Source::Initial
                     };
                     assert_eq!(piece[3], source as u32);
+                    let iterations = piece[1] as usize * shaders::scan_iterations(shape);
+                    assert!(iterations <= bounds.iterations);
                     visited[n][h] = true;
                     for c in &step.table[piece[0] as usize..(piece[0] + piece[1]) as usize] {
                         let first = step.tokens.start + c[0] as usize;
@@ -332,6 +340,7 @@ mod tests {
                         scratch,
                         binding,
                         element: Element::F32,
+                        iterations: shaders::MAX_ITERATIONS,
                     };
                     if shape.stride as u64 * 4 <= scratch.min(binding) {
                         covers(&p, &shape, &bounds);
@@ -349,6 +358,7 @@ mod tests {
             scratch: 1000,
             binding: 1000,
             element: Element::F32,
+            iterations: shaders::MAX_ITERATIONS,
         };
         let e = steps(&p, &shape, &bounds, false, false).expect_err("too small");
         assert!(e.to_string().contains("1000 bytes"), "{e}");

@@ -341,6 +341,28 @@ impl ChunkShape {
     }
 }
 
+/// Most loop iterations that one invocation of any pass runs through, unless a driver is known to be sound.
+/// Mesa's software rasteriser ends every loop of an invocation, silently, once it has counted 65,535
+/// iterations in all of them.
+pub const MAX_ITERATIONS: usize = 60_000;
+
+/// No fewer loop iterations than an invocation of the scan needs for a chunk: each innermost one makes a
+/// multiply-add over four columns at least, and what is around them costs less than they do.
+pub fn scan_iterations(shape: &ChunkShape) -> usize {
+    let (r, c, kp) = (shape.substeps, shape.tokens, shape.key_pad);
+    let down = 128 / (shape.columns / 4);
+    let rows = (r + c).div_ceil(down) * (kp + r);
+    let state = kp.div_ceil(4 * down) * 4 * r;
+    2 * (rows + state) + 64
+}
+
+/// The same for a token in decode.
+pub fn decode_iterations(problem: &Problem) -> usize {
+    let factors = problem.rule.update().factors;
+    let norms = (2 + factors) * (problem.key_dim / 16 + 20);
+    64 + norms + factors * (2 * problem.key_dim.next_multiple_of(16) + 128)
+}
+
 /// Override constants of a pass.
 pub fn constants(
     pass: Pass,
@@ -430,11 +452,10 @@ pub fn constants(
         }
     }
     if pass == Pass::Decode {
-        let (threads, columns) = decode_shape(problem);
-        let groups = threads / columns;
+        let groups = DECODE_THREADS / DECODE_COLUMNS;
         out.extend([
-            ("THREADS", threads as f64),
-            ("COLUMNS", columns as f64),
+            ("THREADS", DECODE_THREADS as f64),
+            ("COLUMNS", DECODE_COLUMNS as f64),
             (
                 "KG",
                 problem.key_dim.div_ceil(groups).next_multiple_of(4) as f64,
@@ -444,13 +465,7 @@ pub fn constants(
     out
 }
 
-/// Threads of a decode workgroup, and value columns that it covers.
-pub fn decode_shape(_problem: &Problem) -> (usize, usize) {
-    match std::env::var("EDA_DECODE").ok().as_deref() {
-        Some("64x4") => (256, 64),
-        Some("32x8") => (256, 32),
-        Some("64x2") => (128, 64),
-        Some("128x2") => (256, 128),
-        _ => (128, 32),
-    }
-}
+/// Threads of a decode workgroup.
+pub const DECODE_THREADS: usize = 128;
+/// Value columns that a decode workgroup covers.
+pub const DECODE_COLUMNS: usize = 32;

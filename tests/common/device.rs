@@ -1,4 +1,5 @@
 //! Devices for the tests that own one: the adapter under test, opened with the limits a test asks for.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use eda_wgpu::{Backend, EngineOptions, adapter};
 use std::future::Future;

@@ -1,6 +1,6 @@
 //! Every shader that a call can ask for: each pass, for each rule and form of the inputs, element type, chunk
 //! size and way of binding. Used by the translation test and by `examples/shaders.rs`.
-#![allow(dead_code)] // Each of them takes a part.
+#![allow(dead_code, reason = "each of them uses a part of it")]
 
 use eda_wgpu::gpu::plan::CHUNK_SIZES;
 use eda_wgpu::gpu::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
@@ -140,7 +140,8 @@ pub fn entries() -> Vec<Entry> {
                     let Some(shape) = ChunkShape::new(problem, chunk) else {
                         continue;
                     };
-                    for pass in [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Scan] {
+                    let chunked = |pass: &Pass| !matches!(pass, Pass::Decode | Pass::Pack);
+                    for pass in Pass::ALL.into_iter().filter(chunked) {
                         add(pass, problem, Some(&shape));
                     }
                 }
