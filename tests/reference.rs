@@ -14,7 +14,9 @@ fn error(x: &[f64], expected: &[f64]) -> f64 {
 
 #[test]
 fn the_recurrence_agrees_with_every_case_file() {
-    let cases = golden::cases("golden").into_iter().chain(golden::cases("real"));
+    let cases = golden::cases("golden")
+        .into_iter()
+        .chain(golden::cases("real"));
     for case in cases {
         let got = recurrence::<f64>(&case.problem, &case.tensors.slices()).expect(&case.name);
         let o = error(&got.o, &case.o);

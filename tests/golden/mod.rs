@@ -12,6 +12,7 @@ pub struct Case {
     pub tensors: Tensors<Vec<f32>>,
     pub o: Vec<f64>,
     pub final_state: Vec<f64>,
+    #[allow(dead_code, reason = "not every test binary asks")]
     /// Whether `o` is stored in float64 (else float32, and known to about 1e-7 only).
     pub exact: bool,
 }
@@ -37,7 +38,11 @@ fn read(path: &Path) -> Case {
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let metadata = header.metadata().clone().unwrap_or_default();
     let raw = metadata.get("raw").is_some_and(|x| x == "true");
-    let number = |key: &str| metadata.get(key).map(|x| x.parse::<f32>().expect("a number"));
+    let number = |key: &str| {
+        metadata
+            .get(key)
+            .map(|x| x.parse::<f32>().expect("a number"))
+    };
     let shape = |name: &str| file.tensor(name).expect("a tensor").shape().to_vec();
 
     let factors = number("householders").map_or(1, |n| n as usize);
