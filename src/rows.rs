@@ -119,6 +119,29 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// What [`Self::log_decay`] is made of, for engines with a faster way: `g` (or the layer's `a`),
+    /// then `dt_bias` and `A_log` where [`Problem::decay`] is a gate. `[K]`, or one value where the
+    /// decay is one per head; `None` where the rule has no decay.
+    pub(crate) fn decay_inputs(
+        &self,
+        token: usize,
+        head: usize,
+    ) -> Option<(&'a [f32], &'a [f32], f32)> {
+        let p = self.problem;
+        if self.update.decay == DecayKind::None {
+            return None;
+        }
+        let width = if p.decay_per_head { 1 } else { p.key_dim };
+        let g = self.slice(Operand::G, token, head, width);
+        Some(match p.decay {
+            Decay::Log => (g, &[], 0.0),
+            Decay::Gate(_) => {
+                let a_log = self.slice(Operand::ALog, 0, head, 1)[0];
+                (g, self.slice(Operand::DtBias, 0, head, width), a_log)
+            }
+        })
+    }
+
     /// The gated write vector `a` of sub-step `i`, `[K]`.
     pub fn write<F: Float>(&self, token: usize, i: usize, head: usize, out: &mut [F]) {
         let step = self.update.substep(i);

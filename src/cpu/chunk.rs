@@ -21,15 +21,15 @@
 //!
 //! **Signs.** Read vectors are negated where they are loaded, so that every product is added.
 
-use super::dense::{Matrix, Store, add_scaled, dot, product, scale_each};
+use super::dense::{Matrix, Store, add_scaled, dot, product, scale_each, vectorised};
 use super::math;
-use crate::problem::Problem;
+use crate::problem::{Decay, Problem};
 use crate::rows::Rows;
 use crate::rule::DecayKind;
 use std::ops::Range;
 
 /// Sub-steps that are solved together, at most, unless one token has more.
-const SOLVE_TOGETHER: usize = 32;
+const SOLVE_TOGETHER: usize = 16;
 
 /// Sizes that all chunks of a problem share.
 #[derive(Debug, Clone)]
@@ -45,6 +45,7 @@ pub(super) struct Layout {
     /// Sub-step 0 reads before the decay.
     undecayed: bool,
     decays: bool,
+    decay: Decay,
     /// Tokens solved together, a power of two.
     block: usize,
 }
@@ -66,6 +67,7 @@ impl Layout {
             reads: reads.collect(),
             undecayed: update.substep(0).read.is_some_and(|r| r.undecayed),
             decays: update.decay != DecayKind::None,
+            decay: problem.decay,
             block,
         }
     }
@@ -140,13 +142,20 @@ impl Chunk {
     ) {
         self.tokens = tokens.len();
         for (t, token) in tokens.enumerate() {
-            self.load_token(layout, rows, scale, t, token, head);
+            vectorised(
+                #[inline(always)]
+                || self.load_token(layout, rows, scale, t, token, head),
+            );
         }
         self.levels(layout);
-        self.invert(layout);
+        vectorised(
+            #[inline(always)]
+            || self.invert(layout),
+        );
     }
 
     /// The vectors of one token, and the pairs inside the token, between which nothing decays.
+    #[inline(always)]
     fn load_token(
         &mut self,
         layout: &Layout,
@@ -191,8 +200,7 @@ impl Chunk {
 
         if layout.decays {
             let alpha = &mut self.decay[t * k..(t + 1) * k];
-            rows.log_decay(token, head, alpha);
-            math::exp(alpha);
+            math::decay(rows, layout.decay, token, head, alpha);
             let first = usize::from(layout.undecayed);
             for row in left.chunks_exact_mut(k).skip(first) {
                 scale_each(row, alpha);
@@ -224,12 +232,18 @@ impl Chunk {
                 if layout.decays {
                     let (lower, upper) = self.decay.split_at_mut(mid * k);
                     let (lower, upper) = (&mut lower[low * k..][..k], &upper[..k]);
-                    left.chunks_exact_mut(k)
-                        .for_each(|row| scale_each(row, lower));
-                    right
-                        .chunks_exact_mut(k)
-                        .for_each(|row| scale_each(row, upper));
-                    scale_each(lower, upper);
+                    vectorised(
+                        #[inline(always)]
+                        || {
+                            for row in left.chunks_exact_mut(k) {
+                                scale_each(row, lower);
+                            }
+                            for row in right.chunks_exact_mut(k) {
+                                scale_each(row, upper);
+                            }
+                            scale_each(lower, upper);
+                        },
+                    );
                 }
             }
             half *= 2;
@@ -237,6 +251,7 @@ impl Chunk {
     }
 
     /// `(I + L)^-1` and `A (I + L)^-1` of each block of tokens, by forward substitution.
+    #[inline(always)]
     fn invert(&mut self, layout: &Layout) {
         let (n, per_token, block) = (layout.substeps, layout.rows(), layout.block);
         let (stride, width) = (layout.tokens * n, block * n);

@@ -12,7 +12,7 @@
 
 use super::dense::{add_scaled, dot, scale_each};
 use super::math;
-use crate::problem::Problem;
+use crate::problem::{Decay, Problem};
 use crate::rows::Rows;
 
 /// Vectors of one token of one head.
@@ -21,6 +21,7 @@ pub(super) struct Step {
     value_dim: usize,
     substeps: usize,
     scale: f32,
+    form: Decay,
     /// `[K]`
     alpha: Vec<f32>,
     /// `[n + 1, K]`: reads, then the query.
@@ -42,6 +43,7 @@ impl Step {
             value_dim: v,
             substeps: n,
             scale: problem.scale(),
+            form: problem.decay,
             alpha: vec![0.0; k],
             left: vec![0.0; (n + 1) * k],
             right: vec![0.0; n * k],
@@ -51,6 +53,7 @@ impl Step {
     }
 
     /// Takes `state [K, V]` through one token and writes its output `o [V]`.
+    #[inline(always)]
     pub(super) fn token(
         &mut self,
         rows: &Rows<'_>,
@@ -60,8 +63,7 @@ impl Step {
         o: &mut [f32],
     ) {
         let (k, v, n) = (self.key_dim, self.value_dim, self.substeps);
-        rows.log_decay(token, head, &mut self.alpha);
-        math::exp(&mut self.alpha);
+        math::decay(rows, self.form, token, head, &mut self.alpha);
         for i in 0..n {
             rows.read(token, i, head, &mut self.left[i * k..(i + 1) * k]);
             rows.write(token, i, head, &mut self.right[i * k..(i + 1) * k]);
@@ -84,11 +86,14 @@ impl Step {
         self.readings.fill(0.0);
         read(state, &self.left, &mut self.readings, v);
 
-        for r in 0..n {
+        for (r, (reading, between)) in self.readings.chunks_exact(v).zip(&between).enumerate() {
             let (before, u) = self.u.split_at_mut(r * v);
-            let u = &mut u[..v];
-            add_scaled(u, -1.0, &self.readings[r * v..(r + 1) * v]);
-            for (before, &x) in before.chunks_exact(v).zip(&between[r]) {
+            let Some(u) = u.get_mut(..v) else {
+                // The last reading is the query's.
+                break;
+            };
+            add_scaled(u, -1.0, reading);
+            for (before, &x) in before.chunks_exact(v).zip(between) {
                 add_scaled(u, -x, before);
             }
         }
@@ -104,6 +109,7 @@ impl Step {
 
 /// `readings[r] += left[r]ᵀ · state`, four rows of the state at a time so that the readings are loaded
 /// and stored a quarter as often.
+#[inline(always)]
 fn read(state: &[f32], left: &[f32], readings: &mut [f32], v: usize) {
     let k = state.len() / v;
     for (at, rows) in state.chunks(4 * v).enumerate() {
@@ -126,6 +132,7 @@ fn read(state: &[f32], left: &[f32], readings: &mut [f32], v: usize) {
 }
 
 /// `state ← Diag(alpha) · state + Σ_r right[r] · u[r]ᵀ`
+#[inline(always)]
 fn write(state: &mut [f32], alpha: &[f32], right: &[f32], u: &[f32], v: usize) {
     let k = alpha.len();
     for (d, (row, &alpha)) in state.chunks_exact_mut(v).zip(alpha).enumerate() {

@@ -1,4 +1,4 @@
-//! Products of small dense matrices, through the `gemm` crate.
+//! Products of small dense matrices, through the `gemm` crate, and loops over vectors.
 
 /// A borrowed matrix: element `(i, j)` lies at `i · row_stride + j · column_stride`.
 #[derive(Clone, Copy)]
@@ -85,7 +85,15 @@ pub(super) fn product(to: &mut [f32], stride: usize, store: Store, a: Matrix<'_>
     }
 }
 
+/// Runs `f`, compiled for the widest vectors that this processor is found to have: loops in it, and in
+/// what is inlined into it, take their width from here.
+#[inline(always)]
+pub(super) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(f)
+}
+
 /// `Σ xᵢ yᵢ`, in eight partial sums.
+#[inline(always)]
 pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
     let (x8, x_rest) = x.as_chunks::<8>();
@@ -100,15 +108,23 @@ pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
 }
 
 /// `y += factor · x`
+#[inline(always)]
 pub(super) fn add_scaled(y: &mut [f32], factor: f32, x: &[f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y += factor * x;
     }
 }
 
-/// `y ← x ⊙ y`
+/// `y ← x ⊙ y`; what falls below the normal range becomes 0, since many processors take a hundred times
+/// as long over products with subnormal numbers, and strong decays would be full of them.
+#[inline(always)]
 pub(super) fn scale_each(y: &mut [f32], x: &[f32]) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y *= x;
+        let product = *y * x;
+        *y = if product.abs() < f32::MIN_POSITIVE {
+            0.0
+        } else {
+            product
+        };
     }
 }

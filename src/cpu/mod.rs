@@ -90,7 +90,7 @@ impl CpuEngine {
     ) -> Result<Run> {
         problem.validate_lengths(tensors, |t| t.len())?;
         let chunk = match options.chunk {
-            None => default_chunk(problem),
+            None => DEFAULT_CHUNK,
             Some(chunk @ (16 | 32 | 64)) => chunk,
             Some(other) => return Err(Error::unsupported("chunk", other, "16, 32 or 64")),
         };
@@ -182,7 +182,12 @@ impl CpuEngine {
                 task.state.fill(0.0);
             }
             for (t, o) in task.o.iter_mut().enumerate() {
-                step.token(&vectors, task.first + t, task.head, task.state, o);
+                dense::vectorised(
+                    #[inline(always)]
+                    || {
+                        step.token(&vectors, task.first + t, task.head, task.state, o);
+                    },
+                );
             }
         };
         if let [task] = tasks.as_mut_slice() {
@@ -312,10 +317,10 @@ impl CpuPool {
     }
 }
 
-/// Tokens a chunk where the caller does not say.
-fn default_chunk(_problem: &Problem) -> usize {
-    32
-}
+/// Tokens a chunk where the caller does not say: the fastest for every rule at K and V of 32, 64 and 128
+/// on the processors this was measured on, since larger chunks only add work inside the chunk here, where
+/// the products with the state already run at the full rate of the processor.
+const DEFAULT_CHUNK: usize = 16;
 
 /// What float16 storage makes of an operand. Parameters and states are float32 in any case.
 fn round_operand(problem: &Problem, operand: Operand, values: &[f32]) -> Result<Vec<f32>> {

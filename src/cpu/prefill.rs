@@ -255,11 +255,10 @@ impl<'a> Ticker<'a> {
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         done.0 += tokens;
         let whole = done.0 / self.heads;
-        if whole == self.total || whole - done.1 > self.total / REPORTS {
-            if whole > done.1 {
-                done.1 = whole;
-                (self.progress)(whole, self.total);
-            }
+        let due = whole == self.total || whole - done.1 > self.total / REPORTS;
+        if due && whole > done.1 {
+            done.1 = whole;
+            (self.progress)(whole, self.total);
         }
     }
 }
