@@ -15,6 +15,7 @@ fn constant<F: Float>(x: f64) -> F {
 }
 
 /// `1 / (1 + exp(−x))`, without overflow at either end.
+#[inline]
 pub fn sigmoid<F: Float>(x: F) -> F {
     let e = (-x.abs()).exp();
     let small = e / (F::one() + e);
@@ -31,6 +32,7 @@ pub fn softplus<F: Float>(x: F) -> F {
 }
 
 /// The gate from what the caller gave.
+#[inline]
 pub fn gate<F: Float>(form: GateForm, x: F) -> F {
     match form {
         GateForm::Value => x,
@@ -56,6 +58,7 @@ pub fn log_decay<F: Float>(form: DecayGate, x: F, a_log: F) -> F {
 }
 
 /// `x / sqrt(Σx² + 1e-6)` in place.
+#[inline]
 pub fn normalize<F: Float>(x: &mut [F]) {
     // Eight partial sums: one alone would wait for each addition before the next.
     let mut sums = [F::zero(); 8];

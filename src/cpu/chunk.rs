@@ -42,6 +42,8 @@ pub(super) struct Layout {
     substeps: usize,
     /// The sub-steps that read, ascending.
     reads: Vec<usize>,
+    /// For each sub-step its place among those, if it reads.
+    read_of: Vec<Option<usize>>,
     /// Sub-step 0 reads before the decay.
     undecayed: bool,
     decays: bool,
@@ -55,6 +57,7 @@ impl Layout {
         let update = problem.rule.update();
         let substeps = update.substeps();
         let reads = (0..substeps).filter(|&i| update.substep(i).read.is_some());
+        let reads: Vec<usize> = reads.collect();
         let mut block = tokens;
         while block > 1 && block * substeps > SOLVE_TOGETHER {
             block /= 2;
@@ -64,7 +67,10 @@ impl Layout {
             key_dim: problem.key_dim,
             value_dim: problem.value_dim,
             substeps,
-            reads: reads.collect(),
+            read_of: (0..substeps)
+                .map(|i| reads.binary_search(&i).ok())
+                .collect(),
+            reads,
             undecayed: update.substep(0).read.is_some_and(|r| r.undecayed),
             decays: update.decay != DecayKind::None,
             decay: problem.decay,
@@ -271,7 +277,7 @@ impl Chunk {
                     let row = &mut rest[..width];
                     row.fill(0.0);
                     row[r] = 1.0;
-                    if let Ok(read) = layout.reads.binary_search(&i) {
+                    if let Some(read) = layout.read_of[i] {
                         for (s, &l) in row_of(read)[..r].iter().enumerate() {
                             add_scaled(&mut row[..=s], l, &done[s * width..=s * width + s]);
                         }
@@ -331,13 +337,18 @@ impl Chunk {
                 .chunks_exact(layout.value_dim)
                 .map(|row| &row[columns.clone()]);
             let rhs = &mut work.rhs[..len * n * w];
-            for (r, (rhs, content)) in rhs.chunks_exact_mut(w).zip(contents).enumerate() {
-                rhs.copy_from_slice(content);
-                if let Ok(read) = layout.reads.binary_search(&(r % n)) {
-                    let at = (r / n * per_token + read) * w;
-                    add_scaled(rhs, 1.0, &from_state[at..at + w]);
-                }
-            }
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (r, (rhs, content)) in rhs.chunks_exact_mut(w).zip(contents).enumerate() {
+                        rhs.copy_from_slice(content);
+                        if let Some(read) = layout.read_of[r % n] {
+                            let at = (r / n * per_token + read) * w;
+                            add_scaled(rhs, 1.0, &from_state[at..at + w]);
+                        }
+                    }
+                },
+            );
 
             let solve = &self.solve[start * (n + 1) * width..][..len * (n + 1) * width];
             let (inverse, output) = solve.split_at(len * n * width);
@@ -360,9 +371,14 @@ impl Chunk {
         }
 
         if layout.decays {
-            for (row, &alpha) in state.chunks_exact_mut(w).zip(&self.decay) {
-                row.iter_mut().for_each(|s| *s *= alpha);
-            }
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (row, &alpha) in state.chunks_exact_mut(w).zip(&self.decay) {
+                        row.iter_mut().for_each(|s| *s *= alpha);
+                    }
+                },
+            );
         }
         product(
             state,
