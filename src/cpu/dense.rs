@@ -115,8 +115,8 @@ pub(super) fn add_scaled(y: &mut [f32], factor: f32, x: &[f32]) {
     }
 }
 
-/// `y ← x ⊙ y`; what falls below the normal range becomes 0, since many processors take a hundred times
-/// as long over products with subnormal numbers, and strong decays would be full of them.
+/// `y ← x ⊙ y`; what falls below the normal range becomes 0: strong decays would fill the products with
+/// subnormal numbers, which some processors handle in microcode.
 #[inline(always)]
 pub(super) fn scale_each(y: &mut [f32], x: &[f32]) {
     for (y, x) in y.iter_mut().zip(x) {
