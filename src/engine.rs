@@ -8,8 +8,8 @@ use crate::cpu::{CpuEngine, CpuPool};
 use crate::error::{Error, Result};
 use crate::generate;
 use crate::gpu::engine::{GpuEngine, GpuPool};
-use crate::gpu::kernels::validate_decode;
-use crate::problem::{Outputs, Problem, Tensors, relative_error};
+use crate::gpu::kernels::{operand_element, validate_decode};
+use crate::problem::{Decay, Operand, Outputs, Problem, Tensors, relative_error};
 use crate::reference;
 use crate::rule::Rule;
 use crate::slots::Row;
@@ -144,6 +144,28 @@ pub enum Pool {
     Gpu(GpuPool),
 }
 
+/// Refuses values that float16 storage would turn into infinities. (A log decay below -65504 is full decay
+/// either way.)
+pub(crate) fn check_half_range(problem: &Problem, tensors: &Tensors<&[f32]>) -> Result<()> {
+    for (operand, values) in tensors.iter() {
+        let full_decay = operand == Operand::G && problem.decay == Decay::Log;
+        if full_decay || operand_element(operand, Element::F16) == Element::F32 {
+            continue;
+        }
+        let lost = values
+            .iter()
+            .position(|&x| x.is_finite() && half::f16::from_f32(x).is_infinite());
+        if let Some(i) = lost {
+            return Err(Error::tensor(
+                problem.name(operand),
+                format!("values within ±{} for float16 storage", half::f16::MAX),
+                format!("{} at flat index {i}", values[i]),
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl Engine {
     /// Opens an engine.
     ///
@@ -226,6 +248,9 @@ impl Engine {
         progress: Progress<'_>,
     ) -> Result<Run> {
         problem.validate_host(tensors, options.allow_non_finite)?;
+        if options.element == Element::F16 {
+            check_half_range(problem, tensors)?;
+        }
         match self {
             Self::Cpu(engine) => engine.prefill(problem, tensors, options, progress),
             Self::Gpu(engine) => engine.prefill(problem, tensors, options, progress).await,
@@ -260,6 +285,9 @@ impl Engine {
     ) -> Result<(Vec<f32>, f64)> {
         validate_decode(problem, tensors)?;
         problem.validate_host(tensors, options.allow_non_finite)?;
+        if options.element == Element::F16 {
+            check_half_range(problem, tensors)?;
+        }
         match (self, pool) {
             (Self::Cpu(engine), Pool::Cpu(pool)) => {
                 engine.decode(problem, tensors, pool, rows, options)

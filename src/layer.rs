@@ -15,6 +15,7 @@ fn constant<F: Float>(x: f64) -> F {
 }
 
 /// `1 / (1 + exp(−x))`, without overflow at either end.
+#[inline]
 pub fn sigmoid<F: Float>(x: F) -> F {
     let e = (-x.abs()).exp();
     let small = e / (F::one() + e);
@@ -31,6 +32,7 @@ pub fn softplus<F: Float>(x: F) -> F {
 }
 
 /// The gate from what the caller gave.
+#[inline]
 pub fn gate<F: Float>(form: GateForm, x: F) -> F {
     match form {
         GateForm::Value => x,
@@ -56,8 +58,20 @@ pub fn log_decay<F: Float>(form: DecayGate, x: F, a_log: F) -> F {
 }
 
 /// `x / sqrt(Σx² + 1e-6)` in place.
+#[inline]
 pub fn normalize<F: Float>(x: &mut [F]) {
-    let sum = x.iter().fold(F::zero(), |s, &x| s + x * x);
+    // Eight partial sums: one alone would wait for each addition before the next.
+    let mut sums = [F::zero(); 8];
+    let (eights, rest) = x.as_chunks::<8>();
+    for eight in eights {
+        for (sum, &x) in sums.iter_mut().zip(eight) {
+            *sum = *sum + x * x;
+        }
+    }
+    for (sum, &x) in sums.iter_mut().zip(rest) {
+        *sum = *sum + x * x;
+    }
+    let sum = sums.into_iter().fold(F::zero(), |s, x| s + x);
     let inverse = (sum + constant(NORM_EPSILON)).sqrt().recip();
     for x in x {
         *x = *x * inverse;

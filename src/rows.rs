@@ -9,13 +9,15 @@ use crate::problem::{Decay, Operand, Problem, Tensors};
 use crate::rule::{Content, DecayKind, Gate, Read, Update, Vector};
 use num_traits::Float;
 
-/// Reads the vectors of single tokens. Tokens are numbered through all batch rows.
+/// Reads the vectors of single tokens. Methods are inlined always: the loops in them are then compiled for
+/// the vector width of the caller. Tokens are numbered through all batch rows.
 pub struct Rows<'a> {
     problem: &'a Problem,
     update: Update,
     tensors: &'a Tensors<&'a [f32]>,
 }
 
+#[inline(always)]
 fn cast<F: Float>(x: f32) -> F {
     F::from(x).unwrap_or_else(F::nan)
 }
@@ -36,12 +38,14 @@ impl<'a> Rows<'a> {
     }
 
     /// Row `row` of a `[…, heads, width]` operand at `head`.
+    #[inline(always)]
     fn slice(&self, operand: Operand, row: usize, head: usize, width: usize) -> &'a [f32] {
         let tensor: &'a [f32] = self.tensors.get(operand).copied().unwrap_or_default();
         let start = row * self.problem.row_len(operand) + head * width;
         &tensor[start..start + width]
     }
 
+    #[inline(always)]
     fn key_side<F: Float>(&self, operand: Operand, row: usize, value_head: usize, out: &mut [F]) {
         let p = self.problem;
         let head = if operand == Operand::B && p.row_len(operand) == p.value_heads * p.key_dim {
@@ -60,6 +64,7 @@ impl<'a> Rows<'a> {
         }
     }
 
+    #[inline(always)]
     fn vector<F: Float>(&self, vector: Vector, token: usize, i: usize, head: usize, out: &mut [F]) {
         match vector {
             Vector::K => self.key_side(Operand::K, self.update.row(token, i), head, out),
@@ -83,6 +88,7 @@ impl<'a> Rows<'a> {
         }
     }
 
+    #[inline(always)]
     fn gate<F: Float>(&self, gate: Gate, token: usize, i: usize, head: usize) -> F {
         let (operand, row, form) = match gate {
             Gate::One => return F::one(),
@@ -93,6 +99,7 @@ impl<'a> Rows<'a> {
     }
 
     /// `q_t`, `[K]`, without the output scale.
+    #[inline(always)]
     pub fn query<F: Float>(&self, token: usize, head: usize, out: &mut [F]) {
         self.key_side(Operand::Q, token, head, out);
     }
@@ -119,7 +126,32 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// What [`Self::log_decay`] is made of, for engines with a faster way: `g` (or the layer's `a`),
+    /// then `dt_bias` and `A_log` where [`Problem::decay`] is a gate. `[K]`, or one value where the
+    /// decay is one per head; `None` where the rule has no decay.
+    #[inline(always)]
+    pub(crate) fn decay_inputs(
+        &self,
+        token: usize,
+        head: usize,
+    ) -> Option<(&'a [f32], &'a [f32], f32)> {
+        let p = self.problem;
+        if self.update.decay == DecayKind::None {
+            return None;
+        }
+        let width = if p.decay_per_head { 1 } else { p.key_dim };
+        let g = self.slice(Operand::G, token, head, width);
+        Some(match p.decay {
+            Decay::Log => (g, &[], 0.0),
+            Decay::Gate(_) => {
+                let a_log = self.slice(Operand::ALog, 0, head, 1)[0];
+                (g, self.slice(Operand::DtBias, 0, head, width), a_log)
+            }
+        })
+    }
+
     /// The gated write vector `a` of sub-step `i`, `[K]`.
+    #[inline(always)]
     pub fn write<F: Float>(&self, token: usize, i: usize, head: usize, out: &mut [F]) {
         let step = self.update.substep(i);
         self.vector(step.write, token, i, head, out);
@@ -130,6 +162,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The read vector `b` of sub-step `i`, `[K]`; `None` (and `out` zero) where it reads nothing.
+    #[inline(always)]
     pub fn read<F: Float>(
         &self,
         token: usize,
@@ -146,6 +179,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The content `z` of sub-step `i`, `[V]`.
+    #[inline(always)]
     pub fn content<F: Float>(&self, token: usize, i: usize, head: usize, out: &mut [F]) {
         let content = self.update.substep(i).content;
         if content == Content::Zero {

@@ -12,6 +12,7 @@ pub struct Case {
     pub tensors: Tensors<Vec<f32>>,
     pub o: Vec<f64>,
     pub final_state: Vec<f64>,
+    #[allow(dead_code, reason = "not every test binary asks")]
     /// Whether `o` is stored in float64 (else float32, and known to about 1e-7 only).
     pub exact: bool,
 }
