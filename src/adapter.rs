@@ -148,17 +148,29 @@ pub async fn list() -> Vec<AdapterReport> {
 /// # Errors
 /// [`Error::NoAdapter`] listing what there is.
 pub async fn choose(options: &EngineOptions) -> Result<Option<wgpu::Adapter>> {
-    let all = enumerate(wgpu::Backends::all()).await;
     let wanted = backends(options.backend);
+    // Indices count every adapter. Otherwise only what is asked for is woken: looking for OpenGL starts window
+    // system libraries, which complain on machines without one.
+    let index = options
+        .adapter
+        .as_ref()
+        .and_then(|a| a.parse::<usize>().ok());
+    let looked_at = match index {
+        Some(_) => wgpu::Backends::all(),
+        None if options.backend == Backend::Auto => wgpu::Backends::PRIMARY,
+        None => wanted,
+    };
+    let all = enumerate(looked_at).await;
     let mut found: Vec<(usize, &wgpu::Adapter)> = all
         .iter()
         .enumerate()
         .filter(|(i, a)| {
             let info = a.get_info();
-            let named = options.adapter.as_ref().is_none_or(|name| {
-                name.parse::<usize>().is_ok_and(|n| n == *i)
-                    || info.name.to_lowercase().contains(&name.to_lowercase())
-            });
+            let named = match (index, &options.adapter) {
+                (Some(n), _) => n == *i,
+                (None, Some(name)) => info.name.to_lowercase().contains(&name.to_lowercase()),
+                (None, None) => true,
+            };
             named && wanted.contains(wgpu::Backends::from(info.backend))
         })
         .collect();

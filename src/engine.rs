@@ -66,6 +66,16 @@ pub enum Element {
     F16,
 }
 
+impl Element {
+    /// Name on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Element::F32 => "f32",
+            Element::F16 => "f16",
+        }
+    }
+}
+
 /// Which engine to open.
 #[derive(Debug, Clone, Default)]
 pub struct EngineOptions {

@@ -1,31 +1,217 @@
 //! `eda check`.
 
+use crate::progress::Progress;
 use crate::{BackendName, Failure, print, print_json};
-use eda_wgpu::{Engine, EngineOptions};
+use eda_wgpu::adapter::{self, AdapterReport};
+use eda_wgpu::battery::{self, Outcome, Verdict};
+use eda_wgpu::engine::Description;
+use eda_wgpu::{Backend, Engine, EngineOptions};
 
 /// Flags of `eda check`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Runs built-in cases (every rule, prefill and decode, odd sizes, extreme gates, slots, float16) on every
+adapter found and on the CPU engine, and compares with the recurrence in float64. The table is what to paste
+into a bug report about a GPU.")]
 pub(crate) struct Args {
-    /// Check this backend alone.
+    /// Check the adapters of this backend alone (cpu: the CPU engine alone; auto: everything).
     #[arg(long, value_enum, default_value = "auto")]
     backend: BackendName,
-    /// Print one JSON object instead of a table.
+    /// Check this adapter alone: part of its name, or its index in `eda adapters`.
+    #[arg(long, value_name = "NAME|INDEX")]
+    adapter: Option<String>,
+    /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
 }
 
-/// Compares with float64; for now it only says what it would check.
-pub(crate) fn check(args: &Args) -> Result<(), Failure> {
-    let options = EngineOptions {
-        backend: args.backend.into(),
-        ..EngineOptions::default()
-    };
-    let description = pollster::block_on(Engine::open(&options))?.description();
-    if args.json {
-        return print_json(&description);
+/// One engine's part of the report.
+#[derive(serde::Serialize)]
+struct Checked {
+    #[serde(flatten)]
+    description: Description,
+    /// Why the engine could not be opened, if it could not.
+    error: Option<String>,
+    verdicts: Vec<Verdict>,
+}
+
+impl Checked {
+    fn failed(&self) -> usize {
+        let wrong = |v: &&Verdict| v.outcome == Outcome::Failed;
+        usize::from(self.error.is_some()) + self.verdicts.iter().filter(wrong).count()
     }
-    print(&format!(
-        "{} ({})\n",
-        description.adapter, description.backend
-    ))
+}
+
+/// What `--json` prints.
+#[derive(serde::Serialize)]
+struct Report {
+    version: &'static str,
+    passed: bool,
+    engines: Vec<Checked>,
+}
+
+fn wanted(args: &Args, a: &AdapterReport) -> bool {
+    let backend = match Backend::from(args.backend) {
+        Backend::Auto => None,
+        Backend::Cpu => return false,
+        Backend::Vulkan => Some("vulkan"),
+        Backend::Metal => Some("metal"),
+        Backend::Dx12 => Some("dx12"),
+        Backend::Gl => Some("gl"),
+    };
+    let named = args
+        .adapter
+        .as_ref()
+        .is_none_or(|name| match name.parse::<usize>() {
+            Ok(index) => index == a.index,
+            Err(_) => a
+                .description
+                .adapter
+                .to_lowercase()
+                .contains(&name.to_lowercase()),
+        });
+    named && backend.is_none_or(|b| b == a.description.backend) && !a.tiers.is_empty()
+}
+
+/// Checks every engine asked for.
+pub(crate) fn check(args: &Args) -> Result<(), Failure> {
+    let mut options: Vec<(Option<Description>, EngineOptions)> =
+        pollster::block_on(adapter::list())
+            .into_iter()
+            .filter(|a| wanted(args, a))
+            .map(|a| {
+                let options = EngineOptions {
+                    adapter: Some(a.index.to_string()),
+                    // The battery is the test; an adapter that fails it should still be reported in full.
+                    skip_self_test: true,
+                    ..EngineOptions::default()
+                };
+                (Some(a.description), options)
+            })
+            .collect();
+    let backend = Backend::from(args.backend);
+    if matches!(backend, Backend::Auto | Backend::Cpu) && args.adapter.is_none() {
+        let options_cpu = EngineOptions {
+            backend: Backend::Cpu,
+            ..EngineOptions::default()
+        };
+        options.push((None, options_cpu));
+    }
+    if options.is_empty() {
+        return Err(eda_wgpu::Error::NoAdapter(format!(
+            "nothing to check for backend {backend:?}{}; `eda adapters` lists what there is",
+            args.adapter
+                .as_ref()
+                .map_or(String::new(), |a| format!(" and adapter `{a}`"))
+        ))
+        .into());
+    }
+
+    let bar = Progress::start();
+    let total = options.len();
+    let mut engines = Vec::with_capacity(total);
+    for (i, (description, options)) in options.into_iter().enumerate() {
+        let checked = match pollster::block_on(Engine::open(&options)) {
+            Ok(engine) => Checked {
+                description: engine.description(),
+                error: None,
+                verdicts: pollster::block_on(battery::run(&engine, &|done, cases, _| {
+                    bar.update(i * cases + done, total * cases);
+                })),
+            },
+            Err(error) => Checked {
+                description: description.unwrap_or_else(|| Description {
+                    adapter: "cpu".into(),
+                    backend: "cpu".into(),
+                    tier: "cpu".into(),
+                    kind: "cpu".into(),
+                    driver: String::new(),
+                }),
+                error: Some(error.to_string()),
+                verdicts: Vec::new(),
+            },
+        };
+        engines.push(checked);
+    }
+    drop(bar);
+
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        passed: engines.iter().all(|e| e.failed() == 0),
+        engines,
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print(&table(&report))?;
+    }
+    if report.passed {
+        Ok(())
+    } else {
+        Err(Failure::CheckFailed)
+    }
+}
+
+/// Cases down, engines across, errors relative to float64.
+fn table(report: &Report) -> String {
+    let mut text = format!("eda-wgpu {}\n", report.version);
+    for (i, e) in report.engines.iter().enumerate() {
+        let d = &e.description;
+        text += &format!(
+            "[{i}] {} ({}, {}, tier {}), driver {}\n",
+            d.adapter, d.backend, d.kind, d.tier, d.driver
+        );
+        if let Some(error) = &e.error {
+            text += &format!("    cannot be opened: {error}\n");
+        }
+    }
+    let cases: Vec<&Verdict> = report
+        .engines
+        .iter()
+        .find(|e| !e.verdicts.is_empty())
+        .map(|e| e.verdicts.iter().collect())
+        .unwrap_or_default();
+    let width = cases
+        .iter()
+        .map(|v| v.case.chars().count())
+        .max()
+        .unwrap_or(0);
+    text += &format!("\n{:width$}   at most", "relative l2 error");
+    for i in 0..report.engines.len() {
+        text += &format!("  {:>10}", format!("[{i}]"));
+    }
+    text.push('\n');
+    for (row, case) in cases.iter().enumerate() {
+        text += &format!("{:width$}   {:7.0e}", case.case, case.limit);
+        for e in &report.engines {
+            let cell = match e.verdicts.get(row) {
+                None => "-".to_owned(),
+                Some(v) => match (v.outcome, v.error) {
+                    (Outcome::NotOffered, _) => "no f16".to_owned(),
+                    (Outcome::Failed, None) => "FAILED".to_owned(),
+                    (Outcome::Failed, Some(error)) => format!("{error:.1e} !"),
+                    (Outcome::Passed, Some(error)) => format!("{error:.1e}"),
+                    (Outcome::Passed, None) => "ok".to_owned(),
+                },
+            };
+            text += &format!("  {cell:>10}");
+        }
+        text.push('\n');
+    }
+    for (i, e) in report.engines.iter().enumerate() {
+        for v in e.verdicts.iter().filter(|v| v.outcome == Outcome::Failed) {
+            text += &format!("\nfailed on [{i}]: {}: {}", v.case, v.detail);
+        }
+    }
+    let failed: usize = report.engines.iter().map(Checked::failed).sum();
+    let verdict = match failed {
+        0 => "passed".to_owned(),
+        n => format!("{n} FAILED"),
+    };
+    text + &format!(
+        "\n{} cases on {} engine{}: {verdict}\n",
+        cases.len(),
+        report.engines.len(),
+        if report.engines.len() == 1 { "" } else { "s" }
+    )
 }
