@@ -100,6 +100,9 @@ const ROWS_PER_DISPATCH: usize = 2048;
 /// `RESET` in `shaders/decode.wgsl`.
 const RESET: i32 = 0x4000_0000;
 
+/// Held while its pipeline is built, so that threads build different ones at the same time and none twice.
+type PipelineSlot = Arc<Mutex<Option<Arc<Pipeline>>>>;
+
 struct Pipeline {
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
@@ -127,7 +130,7 @@ pub struct Kernels {
     /// Bound in place of operands that are absent or empty: [`NOTHING`] bytes for each binding number, since
     /// browsers refuse writable bindings that overlap.
     nothing: wgpu::Buffer,
-    pipelines: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
+    pipelines: Mutex<HashMap<PipelineKey, PipelineSlot>>,
 }
 
 /// Settings of a prefill.
@@ -416,7 +419,9 @@ impl Kernels {
         self.pipelines
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .len()
+            .values()
+            .filter(|slot| slot.lock().is_ok_and(|pipeline| pipeline.is_some()))
+            .count()
     }
 
     /// Creates a buffer, reporting what went wrong as an [`Error`].
@@ -1265,11 +1270,15 @@ impl Kernels {
             variant,
             constants: constants.iter().map(|&(n, v)| (n, v.to_bits())).collect(),
         };
-        let mut pipelines = self
+        let slot = self
             .pipelines
             .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = pipelines.get(&key) {
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(key)
+            .or_default()
+            .clone();
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = slot.as_ref() {
             return Ok(found.clone());
         }
         let entries: Vec<_> = shaders::bindings(pass, variant)
@@ -1337,7 +1346,7 @@ impl Kernels {
             Pipeline { pipeline, layout }
         })?;
         let built = Arc::new(built);
-        pipelines.insert(key, built.clone());
+        *slot = Some(built.clone());
         Ok(built)
     }
 }
