@@ -142,7 +142,7 @@ pub enum Engine {
     /// The CPU engine.
     Cpu(CpuEngine),
     /// The kernels on an adapter.
-    Gpu(GpuEngine),
+    Gpu(Box<GpuEngine>),
 }
 
 /// States kept by an engine, one per slot, `[slots, HV, K, V]` float32.
@@ -188,7 +188,7 @@ impl Engine {
         }
         match adapter::choose(options).await? {
             Some(adapter) => {
-                let engine = Self::Gpu(GpuEngine::open(&adapter).await?);
+                let engine = Self::Gpu(Box::new(GpuEngine::open(&adapter).await?));
                 if !options.skip_self_test {
                     engine.self_test().await?;
                 }
