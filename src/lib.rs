@@ -73,7 +73,7 @@
 //!
 //! # Errors
 //! [`enum@Error`] has a variant for each thing a caller can do about it: mend the input, ask for less, open another
-//! device. Nothing panics on bad input, and nothing falls back to another engine after opening.
+//! device. Engines check what they are given and do not panic on bad input; an opened engine stays the one it is.
 #![warn(missing_docs)]
 
 pub mod adapter;
