@@ -470,8 +470,8 @@ fn contradictory_flags_are_refused() {
             &["--split", "mode decode"],
         ),
         (
-            &["--mode", "decode", "--dtype", "f16"],
-            &["--dtype", "mode decode"],
+            &["--mode", "recurrent", "--dtype", "f16"],
+            &["--dtype", "mode recurrent"],
         ),
         (
             &["--mode", "recurrent", "--backend", "vulkan"],
@@ -488,10 +488,6 @@ fn contradictory_flags_are_refused() {
         (
             &["--backend", "cpu", "--adapter", "0"],
             &["--adapter", "--backend cpu"],
-        ),
-        (
-            &["--backend", "cpu", "--dtype", "f16"],
-            &["--dtype", "--backend cpu"],
         ),
         (&["--chunk", "17"], &["17", "--chunk", "16, 32, 64"]),
         (&["--mode", "chunks"], &["chunks", "--mode", "recurrent"]),

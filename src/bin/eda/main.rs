@@ -166,6 +166,12 @@ fn say(message: &str) {
 }
 
 fn main() -> ExitCode {
+    if cfg!(target_os = "linux") && std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // Mesa's device-select layer asks Wayland for the default device, and complains on stderr where there
+        // is no desktop session. This program chooses the device itself.
+        // SAFETY: the first thing that main does; no other thread exists yet.
+        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return ExitCode::from(usage(&e)),
