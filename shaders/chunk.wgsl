@@ -1,5 +1,5 @@
 // How a chunk lies in scratch memory. A chunk has C tokens and R = n C sub-steps. Its tensors are, per value
-// head, as pass 1-2 leave them -> as pass 3-4 leave them (README, "The chunk form"):
+// head, as passes 1-2 leave them -> as passes 3-4 leave them (README, "The chunk form"):
 //
 //   reads    [R, KP]  b_r decayed from the start of the chunk (B)  ->  W = T B
 //   queries  [C, KP]  scale q_t decayed from the start (Q)         ->  Q - A W

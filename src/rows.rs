@@ -2,7 +2,7 @@
 //! for each sub-step its write vector, read vector and content.
 //!
 //! This is where a [`Rule`](crate::rule::Rule)'s description meets the named tensors;
-//! `shaders/rows.wgsl` is its twin on the GPU.
+//! `shaders/rule.wgsl` and `shaders/content.wgsl` are its twins on the GPU.
 
 use crate::layer;
 use crate::problem::{Decay, Operand, Problem, Tensors};

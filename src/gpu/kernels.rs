@@ -185,7 +185,8 @@ impl PrefillPlan {
         self.shape.tokens
     }
 
-    /// Number of steps; each is four dispatches over a bounded amount of work.
+    /// Number of steps; each is a bounded amount of work: the five prefill passes, after a dispatch for each gate
+    /// tensor where gates have to be gathered.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
