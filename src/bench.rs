@@ -221,6 +221,25 @@ fn sample(
         .collect())
 }
 
+/// Calls `time` with a prefill that is bound to random inputs on the device.
+fn with_prefill<T>(
+    engine: &GpuEngine,
+    problem: &Problem,
+    settings: &PrefillSettings,
+    time: impl FnOnce(&Call) -> Result<T>,
+) -> Result<T> {
+    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
+    let kernels = engine.kernels();
+    let usage = wgpu::BufferUsages::STORAGE;
+    let o_bytes = problem.output_len() as u64 * settings.element.bytes();
+    let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
+    let state_bytes = problem.states_len() as u64 * 4;
+    let state = kernels.buffer("the states", state_bytes, usage, None)?;
+    let plan = kernels.plan_prefill(problem, settings)?;
+    let (o, state) = (Slice::whole(&o), Slice::whole(&state));
+    time(&kernels.prefill(&plan, &inputs.slices(), o, state, None)?)
+}
+
 /// Times whole prefills (all passes, final state written), milliseconds a sample.
 ///
 /// # Errors
@@ -231,22 +250,10 @@ pub fn prefill(
     settings: &PrefillSettings,
     effort: Effort,
 ) -> Result<Vec<f64>> {
-    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
-    let kernels = engine.kernels();
-    let usage = wgpu::BufferUsages::STORAGE;
-    let o_bytes = problem.output_len() as u64 * settings.element.bytes();
-    let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
-    let state = kernels.buffer("the states", problem.states_len() as u64 * 4, usage, None)?;
-    let plan = kernels.plan_prefill(problem, settings)?;
-    let call = kernels.prefill(
-        &plan,
-        &inputs.slices(),
-        Slice::whole(&o),
-        Slice::whole(&state),
-        None,
-    )?;
-    sample(engine, effort, &|pass| {
-        call.record_into(pass, 0..call.steps());
+    with_prefill(engine, problem, settings, |call| {
+        sample(engine, effort, &|pass| {
+            call.record_into(pass, 0..call.steps());
+        })
     })
 }
 
@@ -260,38 +267,23 @@ pub fn prefill_passes(
     settings: &PrefillSettings,
     effort: Effort,
 ) -> Result<Vec<(&'static str, f64)>> {
-    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
-    let kernels = engine.kernels();
-    let usage = wgpu::BufferUsages::STORAGE;
-    let o_bytes = problem.output_len() as u64 * settings.element.bytes();
-    let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
-    let state = kernels.buffer("the states", problem.states_len() as u64 * 4, usage, None)?;
-    let plan = kernels.plan_prefill(problem, settings)?;
-    let call = kernels.prefill(
-        &plan,
-        &inputs.slices(),
-        Slice::whole(&o),
-        Slice::whole(&state),
-        None,
-    )?;
-    sample(
-        engine,
-        Effort {
+    with_prefill(engine, problem, settings, |call| {
+        let once = Effort {
             samples: 1,
             ..effort
-        },
-        &|pass| {
+        };
+        sample(engine, once, &|pass| {
             call.record_into(pass, 0..call.steps());
-        },
-    )?;
-    [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Fold, Pass::Scan]
-        .into_iter()
-        .map(|which| {
-            let mut times = sample(engine, effort, &|pass| call.record_only(pass, which))?;
-            times.sort_by(f64::total_cmp);
-            Ok((which.name(), times[times.len() / 2]))
-        })
-        .collect()
+        })?;
+        [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Fold, Pass::Scan]
+            .into_iter()
+            .map(|which| {
+                let mut times = sample(engine, effort, &|pass| call.record_only(pass, which))?;
+                times.sort_by(f64::total_cmp);
+                Ok((which.name(), times[times.len() / 2]))
+            })
+            .collect()
+    })
 }
 
 /// Times decode steps of one token for `problem.batch` rows, each with its own slot: milliseconds a step, as
