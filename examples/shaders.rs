@@ -2,7 +2,7 @@
 //! `.wgsl` file, and `manifest.json`, a list of what is to be compiled:
 //!
 //! ```json
-//! [{"file": "decode-f32-gates.wgsl", "entryPoint": "main", "constants": {"K": 128, "V": 128}, "storageBuffers": 7}]
+//! [{"file": "decode-f32-gates.wgsl", "entryPoint": "main", "constants": {"K": 128, "V": 128}, "storageBuffers": 8}]
 //! ```
 //!
 //! Run with `cargo run --release --example shaders [FOLDER]`.
