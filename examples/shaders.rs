@@ -1,20 +1,23 @@
-//! Writes the assembled shaders to `target/shaders`, for compilers other than wgpu's own: each text once as a
+//! Writes the assembled shaders to a folder (`target/shaders` where none is named), for compilers other than wgpu's own: each text once as a
 //! `.wgsl` file, and `manifest.json`, a list of what is to be compiled:
 //!
 //! ```json
-//! [{"file": "decode-f32-gates.wgsl", "entryPoint": "main", "constants": {"K": 128, "V": 128}}]
+//! [{"file": "decode-f32-gates.wgsl", "entryPoint": "main", "constants": {"K": 128, "V": 128}, "storageBuffers": 8}]
 //! ```
 //!
-//! Run with `cargo run --release --example shaders`.
+//! Run with `cargo run --release --example shaders [FOLDER]`.
 
 #[path = "../tests/common/shaders.rs"]
 mod shaders;
 
 use std::io::Result;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn main() -> Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shaders");
+    let folder = match std::env::args_os().nth(1) {
+        Some(folder) => PathBuf::from(folder),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shaders"),
+    };
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;
     }
@@ -33,6 +36,7 @@ fn main() -> Result<()> {
             "file": file,
             "entryPoint": "main",
             "constants": constants,
+            "storageBuffers": entry.storage_buffers(),
         }));
     }
     let text = serde_json::to_string_pretty(&manifest)?;

@@ -4,7 +4,7 @@
 //   node check.mjs DIRECTORY
 //
 // DIRECTORY holds WGSL files and `manifest.json`, one entry a pipeline:
-//   [{ "file": "scan.wgsl", "entryPoint": "main", "constants": { "K": 64 } }]
+//   [{ "file": "scan.wgsl", "entryPoint": "main", "constants": { "K": 64 }, "storageBuffers": 6 }]
 // Exits 1 if a file has an error, 2 if there is nothing to check.
 
 import { readFile } from "node:fs/promises";
@@ -34,13 +34,16 @@ if (globalThis.adapter === null) {
 // Everything the null adapter has by way of shader language; limits stay at the WebGPU defaults, so that a
 // shader that needs more than a browser grants is an error too.
 const wanted = ["shader-f16", "subgroups"];
-globalThis.device = await globalThis.adapter.requestDevice({
-  requiredFeatures: wanted.filter((feature) => globalThis.adapter.features.has(feature)),
-});
+const requiredFeatures = wanted.filter((feature) => globalThis.adapter.features.has(feature));
+globalThis.device = await globalThis.adapter.requestDevice({ requiredFeatures });
 const device = globalThis.device;
+// The one known exception: a ninth storage buffer, which tests/shaders.rs allows for decode of two rules alone. The
+// null adapter has 8, so of these only the text is compiled; any other pipeline with more than 8 is an error.
+const EXCEPTION = { prefix: "decode-", storageBuffers: 9 };
+let textsAlone = 0;
 
 /** The errors and warnings of one pipeline, as lines. */
-async function check({ file, entryPoint, constants }) {
+async function check({ file, entryPoint, constants, storageBuffers }) {
   const lines = [];
   let failed = false;
   device.pushErrorScope("validation");
@@ -53,8 +56,11 @@ async function check({ file, entryPoint, constants }) {
     failed ||= type === "error";
     lines.push(`${file}:${lineNum}:${linePos}: ${type}: ${message}`);
   }
+  const textAlone =
+    file.startsWith(EXCEPTION.prefix) && storageBuffers === EXCEPTION.storageBuffers;
+  textsAlone += textAlone ? 1 : 0;
   // A module with errors makes an invalid pipeline, whose error would only repeat them.
-  if (!failed) {
+  if (!failed && !textAlone) {
     device.createComputePipeline({
       label: file,
       layout: "auto",
@@ -77,6 +83,9 @@ for (const pipeline of pipelines) {
   }
   failures += failed ? 1 : 0;
 }
-console.log(`Tint: ${pipelines.length - failures} of ${pipelines.length} pipelines compile`);
+console.log(
+  `Tint: ${pipelines.length - failures} of ${pipelines.length} compile, ` +
+    `${textsAlone} of them as text alone (they need 9 storage buffers)`,
+);
 // The process would wait for the device's lost promise otherwise.
 process.exit(failures > 0 ? 1 : 0);
