@@ -157,7 +157,9 @@ pub async fn choose(options: &EngineOptions) -> Result<Option<wgpu::Adapter>> {
         .and_then(|a| a.parse::<usize>().ok());
     let looked_at = match index {
         Some(_) => wgpu::Backends::all(),
-        None if options.backend == Backend::Auto => wgpu::Backends::PRIMARY,
+        None if options.backend == Backend::Auto && options.adapter.is_none() => {
+            wgpu::Backends::PRIMARY
+        }
         None => wanted,
     };
     let all = enumerate(looked_at).await;
@@ -185,7 +187,8 @@ pub async fn choose(options: &EngineOptions) -> Result<Option<wgpu::Adapter>> {
     if automatic {
         return Ok(None);
     }
-    let there: Vec<String> = all
+    let there: Vec<String> = enumerate(wgpu::Backends::all())
+        .await
         .iter()
         .enumerate()
         .map(|(i, a)| {
@@ -199,8 +202,8 @@ pub async fn choose(options: &EngineOptions) -> Result<Option<wgpu::Adapter>> {
         })
         .collect();
     Err(Error::NoAdapter(format!(
-        "nothing matches backend {:?}{}; there is {}",
-        options.backend,
+        "nothing matches backend {}{}; there is {}",
+        options.backend.name(),
         options
             .adapter
             .as_ref()

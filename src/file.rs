@@ -798,24 +798,33 @@ pub fn write_to(
     sink.flush()
 }
 
-/// An output file in the making: a temporary file in the target's directory that takes the target's
-/// name once it is complete. Dropped before that, it leaves no trace and an existing target as it was.
+/// An output file in the making: [`OutputFile::finish`] writes a temporary file in the target's directory,
+/// which takes the target's name once it is complete. Until then an existing target is as it was, and a
+/// program that is interrupted while it computes leaves nothing behind.
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,
-    temporary: tempfile::NamedTempFile,
+    directory: PathBuf,
 }
 
 impl OutputFile {
-    /// Creates the temporary file, so that a directory that cannot be written to shows before any work.
+    /// Tries out a temporary file, so that a directory that cannot be written to shows before any work.
     ///
     /// # Errors
-    /// [`Error::File`] where the directory cannot be written to, or `path` is there and is not a
+    /// [`Error::File`] where the directory cannot be written to, or `path` is there and is read-only or not a
     /// regular file (renaming over `/dev/null` would replace it).
     pub fn create(path: &Path) -> Result<Self> {
         // Through a link, its target is what is replaced.
         let target = match std::fs::canonicalize(path) {
-            Ok(target) if target.is_file() => target,
+            Ok(target) if target.metadata().is_ok_and(|m| m.is_file()) => {
+                if target.metadata().is_ok_and(|m| m.permissions().readonly()) {
+                    return Err(file_error(
+                        path,
+                        "cannot write: expected a writable file, found a read-only one",
+                    ));
+                }
+                target
+            }
             Ok(_) => {
                 return Err(file_error(
                     path,
@@ -834,6 +843,16 @@ impl OutputFile {
                 "cannot write: expected the name of a file",
             ));
         }
+        let output = Self {
+            directory: directory.to_owned(),
+            path: target,
+        };
+        drop(output.temporary(path)?);
+        Ok(output)
+    }
+
+    /// A temporary file beside the target; messages name `path`.
+    fn temporary(&self, path: &Path) -> Result<tempfile::NamedTempFile> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(".eda-");
         // Temporary files are private by default; an output should be as readable as any other file.
@@ -841,13 +860,9 @@ impl OutputFile {
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
         #[cfg(unix)]
         builder.permissions(permissions);
-        let temporary = builder
-            .tempfile_in(directory)
-            .map_err(|e| file_error(path, format!("cannot write: {}", reason(&e))))?;
-        Ok(Self {
-            path: target,
-            temporary,
-        })
+        builder
+            .tempfile_in(&self.directory)
+            .map_err(|e| file_error(path, format!("cannot write: {}", reason(&e))))
     }
 
     /// Writes `o` and `final_state` with the given metadata and gives the file its name.
@@ -874,11 +889,12 @@ impl OutputFile {
                 values: &outputs.final_state,
             },
         ];
-        let file = self.temporary.as_file();
+        let temporary = self.temporary(&self.path)?;
+        let file = temporary.as_file();
         write_to(BufWriter::new(file), &tensors, metadata)
             .and_then(|()| file.sync_all())
             .map_err(|e| failed(&e))?;
-        match self.temporary.persist(&self.path) {
+        match temporary.persist(&self.path) {
             Ok(_) => Ok(()),
             Err(e) => Err(file_error(
                 &self.path,
@@ -890,7 +906,17 @@ impl OutputFile {
 
 /// An I/O error without the temporary file's name, which means nothing to the user.
 fn reason(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
+    let mut code = error.raw_os_error();
+    let mut inner = error
+        .get_ref()
+        .map(|e| e as &(dyn std::error::Error + 'static));
+    while let (None, Some(e)) = (code, inner) {
+        code = e
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::raw_os_error);
+        inner = e.source();
+    }
+    match code {
         Some(code) => std::io::Error::from_raw_os_error(code).to_string(),
         None => error.kind().to_string(),
     }

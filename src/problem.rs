@@ -7,6 +7,8 @@ use crate::rule::{Content, DecayKind, Gate, Rule, Vector};
 pub const MAX_HEAD_DIM: usize = 256;
 /// Largest `H` and `HV`.
 pub const MAX_HEADS: usize = 65_535;
+/// Largest `A_log`: `exp(A_log)` and its product with a gate stay finite in float32.
+pub const MAX_A_LOG: f32 = 80.0;
 /// Largest number of rows (`batch · tokens · factors`) in one problem.
 pub const MAX_ROWS: usize = 1 << 31;
 
@@ -116,7 +118,7 @@ impl<T> Tensors<T> {
     }
 
     /// The same tensors in another representation.
-    pub fn map<U>(&self, mut f: impl FnMut(Operand, &T) -> U) -> Tensors<U> {
+    pub fn map<'a, U>(&'a self, mut f: impl FnMut(Operand, &'a T) -> U) -> Tensors<U> {
         let mut out = Tensors::new();
         for (operand, tensor) in self.iter() {
             out.set(operand, f(operand, tensor));
@@ -562,8 +564,38 @@ impl Problem {
                     format!("{} at index {index:?}", values[i]),
                 ));
             }
+            self.validate_range(operand, values)?;
         }
         Ok(())
+    }
+
+    /// What float32 cannot carry through the layer's own functions: exp(A_log) and the norms.
+    fn validate_range(&self, operand: Operand, values: &[f32]) -> Result<()> {
+        let bad = match operand {
+            Operand::ALog => values.iter().position(|&x| x > MAX_A_LOG),
+            Operand::Q | Operand::K | Operand::E if self.normalize => values
+                .chunks(self.key_dim)
+                .position(|row| {
+                    let finite = row.iter().all(|x| x.is_finite());
+                    finite && row.iter().map(|x| x * x).sum::<f32>().is_infinite()
+                })
+                .map(|row| row * self.key_dim),
+            _ => None,
+        };
+        let Some(i) = bad else { return Ok(()) };
+        let index = unravel(i, &self.shape(operand));
+        Err(match operand {
+            Operand::ALog => Error::tensor(
+                self.name(operand),
+                format!("values of at most {MAX_A_LOG}, so that exp(A_log) is finite in float32"),
+                format!("{} at index {index:?}", values[i]),
+            ),
+            _ => Error::tensor(
+                self.name(operand),
+                "rows whose sum of squares is finite in float32, to be normalised",
+                format!("one that overflows at index {:?}", &index[..3]),
+            ),
+        })
     }
 }
 
@@ -608,4 +640,40 @@ pub fn relative_error<F: Copy + Into<f64>>(x: &[F], reference: &[f64]) -> f64 {
         difference.sqrt()
     };
     if error.is_nan() { f64::INFINITY } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_float32_cannot_carry_is_refused_by_name_and_index() {
+        let mut problem = Problem::new(Rule::Kda, [1, 2, 1, 1, 2, 1]);
+        problem.decay = Decay::Gate(DecayGate::Softplus);
+        problem.normalize = true;
+        let four = [0.5f32; 4];
+        let tensors = |k: &'static [f32], a_log: &'static [f32]| {
+            Tensors::<&[f32]>::new()
+                .with(Operand::Q, &four)
+                .with(Operand::K, k)
+                .with(Operand::V, &[1.0, 2.0])
+                .with(Operand::G, &four)
+                .with(Operand::ALog, a_log)
+                .with(Operand::DtBias, &[0.0, 0.0])
+                .with(Operand::Beta, &[0.5, 0.5])
+        };
+        let check = |k, a_log| problem.validate_host(&tensors(k, a_log), false);
+        assert!(check(&[1.0, 2.0, 3.0, 4.0], &[80.0]).is_ok());
+        let error = check(&[1.0, 2.0, 3.0, 4.0], &[90.0])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("`A_log`") && error.contains("90"), "{error}");
+        let error = check(&[1.0, 2.0, 1e20, 4.0], &[0.0])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("`k`") && error.contains("[0, 1, 0]"),
+            "{error}"
+        );
+    }
 }

@@ -734,6 +734,18 @@ fn outputs_that_cannot_be_written_are_refused() {
         &run(folder_name),
         &[folder_name, "regular file"],
     );
+    let locked = folder.path().join("locked.safetensors");
+    std::fs::write(&locked, "precious").expect("a written file");
+    let mut permissions = locked.metadata().expect("metadata").permissions();
+    permissions.set_readonly(true);
+    std::fs::set_permissions(&locked, permissions).expect("a locked file");
+    let locked_name = locked.to_str().expect("a UTF-8 path");
+    assert_refused(
+        "a read-only file",
+        &run(locked_name),
+        &[locked_name, "read-only"],
+    );
+    assert_eq!(std::fs::read(&locked).expect("the file"), b"precious");
     let before = std::fs::read(&file).expect("the input");
     assert_refused("the input", &run(input), &[input, "found the input"]);
     assert_eq!(std::fs::read(&file).expect("the input"), before);

@@ -251,3 +251,12 @@ fn what_is_written_is_read_by_the_safetensors_crate_and_by_us() {
     let ours = read(&file).expect("a good file");
     assert_eq!(ours.tensors.get(Operand::V), Some(&values));
 }
+
+/// A program that is interrupted while it computes must not leave a temporary file beside its output.
+#[test]
+fn nothing_lies_in_the_folder_until_the_output_is_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = eda_wgpu::file::OutputFile::create(&folder.path().join("out.safetensors"));
+    let _output = output.expect("a folder that can be written to");
+    assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 0);
+}

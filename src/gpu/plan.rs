@@ -101,18 +101,19 @@ pub fn chunk_shape(problem: &Problem, asked: Option<usize>) -> Result<ChunkShape
     })
 }
 
-/// Bytes that one token has in the operand (or output) that is widest.
+/// Bytes that one token has in the operand (or output) that is widest, gates counting as one operand: they may
+/// have to be gathered into one binding.
 pub fn token_bytes(problem: &Problem, element: Element) -> u64 {
-    Operand::ALL
-        .into_iter()
-        .filter(|&o| problem.uses(o))
-        .map(|o| {
-            let values = problem.rows_per_token(o) * problem.row_len(o);
-            values as u64 * operand_element(o, element).bytes()
-        })
-        .max()
-        .unwrap_or(1)
-        .max(1)
+    let bytes = |o: Operand| {
+        let values = problem.rows_per_token(o) * problem.row_len(o);
+        values as u64 * operand_element(o, element).bytes()
+    };
+    let used = || Operand::ALL.into_iter().filter(|&o| problem.uses(o));
+    let gates = used()
+        .filter(|&o| matches!(o, Operand::Beta | Operand::Gamma))
+        .map(bytes)
+        .sum();
+    used().map(bytes).max().unwrap_or(1).max(gates).max(1)
 }
 
 /// Bytes of the states of one sequence.
@@ -366,5 +367,14 @@ mod tests {
         let wide = Problem::new(Rule::DeltaProduct { factors: 8 }, [1, 9, 1, 1, 8, 8]);
         assert!(chunk_shape(&wide, Some(64)).is_err());
         assert!(chunk_shape(&wide, Some(32)).is_ok());
+    }
+
+    #[test]
+    fn gates_count_as_one_operand() {
+        // One value a token in every operand, two gates that may have to lie side by side.
+        let p = Problem::new(Rule::Eda, [9, 1, 3, 3, 1, 1]);
+        assert_eq!(token_bytes(&p, Element::F32), 2 * 3 * 4);
+        let wide = Problem::new(Rule::Eda, [9, 1, 3, 3, 8, 1]);
+        assert_eq!(token_bytes(&wide, Element::F32), 8 * 3 * 4);
     }
 }

@@ -15,7 +15,13 @@ adapter found and on the CPU engine, and compares with the recurrence in float64
 into a bug report about a GPU.")]
 pub(crate) struct Args {
     /// Check the adapters of this backend alone (cpu: the CPU engine alone; auto: everything).
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "auto",
+        hide_possible_values = true,
+        value_name = "auto|cpu|vulkan|metal|dx12|gl"
+    )]
     backend: BackendName,
     /// Check this adapter alone: part of its name, or its index in `eda adapters`.
     #[arg(long, value_name = "NAME|INDEX")]
@@ -76,6 +82,11 @@ fn wanted(args: &Args, a: &AdapterReport) -> bool {
 
 /// Checks every engine asked for.
 pub(crate) fn check(args: &Args) -> Result<(), Failure> {
+    if Backend::from(args.backend) == Backend::Cpu && args.adapter.is_some() {
+        return Err(Failure::Usage(
+            "--adapter: expected a GPU backend, found --backend cpu".into(),
+        ));
+    }
     let mut options: Vec<(Option<Description>, EngineOptions)> =
         pollster::block_on(adapter::list())
             .into_iter()
@@ -100,7 +111,8 @@ pub(crate) fn check(args: &Args) -> Result<(), Failure> {
     }
     if options.is_empty() {
         return Err(eda_wgpu::Error::NoAdapter(format!(
-            "nothing to check for backend {backend:?}{}; `eda adapters` lists what there is",
+            "nothing to check for backend {}{}; `eda adapters` lists what there is",
+            backend.name(),
             args.adapter
                 .as_ref()
                 .map_or(String::new(), |a| format!(" and adapter `{a}`"))
