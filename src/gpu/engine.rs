@@ -543,7 +543,6 @@ impl GpuEngine {
     }
 
     /// Submits the given groups of steps, with a time stamp at either end of each where the device has them.
-    /// No more than a few submissions are ever queued.
     fn submit(
         &self,
         call: &Call,
