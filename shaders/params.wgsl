@@ -29,8 +29,8 @@ struct Params {
   a_log_at: u32,
   dt_bias_at: u32,
   scratch_at: u32,
-  unused_0: u32,
-  unused_1: u32,
+  halves_at: u32,      // matrix tier, in pairs of float16
+  unused: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -2,6 +2,7 @@
 
 use crate::engine::{Backend, Description, Element, EngineOptions, Tier};
 use crate::error::{Error, Result};
+use crate::gpu::matrix::MatrixUnits;
 use serde::Serialize;
 
 /// One adapter as `eda adapters` lists it.
@@ -110,7 +111,12 @@ fn report(index: usize, adapter: &wgpu::Adapter) -> AdapterReport {
     let features = adapter.features();
     let runs = runs_kernels(adapter);
     let mut elements = Vec::new();
+    let mut tiers = Vec::new();
     if runs {
+        tiers.push(Tier::Portable);
+        if MatrixUnits::of(adapter).is_some() {
+            tiers.push(Tier::Matrix);
+        }
         elements.push(Element::F32);
         if features.contains(wgpu::Features::SHADER_F16) {
             elements.push(Element::F16);
@@ -119,7 +125,7 @@ fn report(index: usize, adapter: &wgpu::Adapter) -> AdapterReport {
     AdapterReport {
         index,
         description: describe(&info, Tier::Portable),
-        tiers: if runs { vec![Tier::Portable] } else { vec![] },
+        tiers,
         elements,
         timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         workgroup_memory: limits.max_compute_workgroup_storage_size,

@@ -1,7 +1,7 @@
 //! Whole sequences through the decode path, token by token: what a model does while it generates, over
 //! inputs that are all there already.
 
-use crate::engine::{DecodeOptions, Engine, Progress, Run};
+use crate::engine::{DecodeOptions, Engine, Progress, Run, Tier};
 use crate::error::Result;
 use crate::problem::{Operand, Outputs, Problem, Tensors};
 use crate::slots::Row;
@@ -91,5 +91,6 @@ pub async fn decode(
     Ok(Run {
         outputs: Outputs { o, final_state },
         compute_ms,
+        tier: matches!(engine, Engine::Gpu(_)).then_some(Tier::Portable),
     })
 }

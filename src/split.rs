@@ -84,6 +84,7 @@ pub async fn prefill(
     let mut o = vec![0.0; problem.output_len()];
     let mut state: Option<Vec<f32>> = None;
     let mut compute_ms = 0.0;
+    let mut tier = None;
     let mut start = 0;
     for &end in points.iter().chain([&problem.tokens]) {
         let (part, inputs) = piece(problem, tensors, start..end, state.as_deref());
@@ -101,6 +102,7 @@ pub async fn prefill(
             o[at..at + len].copy_from_slice(&run.outputs.o[b * len..(b + 1) * len]);
         }
         compute_ms += run.compute_ms;
+        tier = run.tier;
         state = Some(run.outputs.final_state);
         start = end;
     }
@@ -111,6 +113,7 @@ pub async fn prefill(
             final_state: state.unwrap_or_default(),
         },
         compute_ms,
+        tier,
     })
 }
 

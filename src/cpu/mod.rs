@@ -104,6 +104,7 @@ impl CpuEngine {
             return Ok(Run {
                 outputs,
                 compute_ms: milliseconds(start),
+            tier: None,
             });
         }
         let rounded = round_operands(problem, tensors)?;
@@ -113,6 +114,7 @@ impl CpuEngine {
         Ok(Run {
             outputs,
             compute_ms: milliseconds(start),
+            tier: None,
         })
     }
 

@@ -2,7 +2,7 @@
 //! stays bounded and upload, compute and read-back overlap; one submission is a bounded amount of work.
 
 use super::kernels::{Call, Kernels, PrefillSettings, Slice, guarded, operand_element, reported};
-use super::plan;
+use super::matrix::{self, MatrixUnits};
 use crate::adapter;
 use crate::engine::{DecodeOptions, Description, Element, PrefillOptions, Progress, Run, Tier};
 use crate::error::{Error, Result};
@@ -33,6 +33,7 @@ struct Health {
 pub struct GpuEngine {
     description: Description,
     kernels: Kernels,
+    tier: Option<Tier>,
     queue: wgpu::Queue,
     health: Arc<Mutex<Health>>,
     part_bytes: AtomicUsize,
@@ -265,22 +266,64 @@ impl GpuEngine {
     /// # Errors
     /// [`Error::Device`] where the adapter gives no device.
     pub async fn open(chosen: &wgpu::Adapter) -> Result<Self> {
-        let offered = chosen.features();
-        let features = offered & (wgpu::Features::SHADER_F16 | wgpu::Features::TIMESTAMP_QUERY);
+        let units = MatrixUnits::of(chosen);
+        let mut wanted = wgpu::Features::SHADER_F16 | wgpu::Features::TIMESTAMP_QUERY;
+        if units.is_some() {
+            wanted |= matrix::FEATURES;
+        }
+        let features = chosen.features() & wanted;
         let (device, queue) = chosen
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("eda"),
                 required_features: features,
                 required_limits: chosen.limits(),
+                // SAFETY: what is experimental and asked for is cooperative matrices alone, used by this crate's own
+                // shaders, whose sizes are checked against what the adapter says it supports.
+                experimental_features: if units.is_some() {
+                    unsafe { wgpu::ExperimentalFeatures::enabled() }
+                } else {
+                    wgpu::ExperimentalFeatures::disabled()
+                },
                 ..Default::default()
             })
             .await
             .map_err(|e| Error::Device(format!("{}: {e}", chosen.get_info().name)))?;
-        Ok(Self::from_device(
+        let mut engine = Self::from_device(
             &device,
             &queue,
             adapter::describe(&chosen.get_info(), Tier::Portable),
-        ))
+        );
+        engine.kernels = Kernels::with_matrix_units(&device, units);
+        Ok(engine)
+    }
+
+    /// Takes one kernel family for every prefill, or (`None`) chooses as [`GpuEngine::tier_of`] says.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for [`Tier::Matrix`] where the adapter has no matrix units that the kernels can use.
+    pub fn set_tier(&mut self, tier: Option<Tier>) -> Result<()> {
+        if tier == Some(Tier::Matrix) && self.kernels.matrix_units().is_none() {
+            return Err(Error::unsupported(
+                format!("tier on {}", self.description.adapter),
+                Tier::Matrix.name(),
+                Tier::Portable.name(),
+            ));
+        }
+        self.tier = tier;
+        Ok(())
+    }
+
+    /// The kernel family that a prefill takes: what was asked for; else matrix units for float16 inputs where
+    /// they can run this problem, and float32 arithmetic for everything else.
+    pub fn tier_of(&self, problem: &Problem, options: &PrefillOptions) -> Tier {
+        self.tier.unwrap_or_else(|| {
+            let half = options.element == Element::F16;
+            if half && self.kernels.fits_matrix_units(problem, options.chunk) {
+                Tier::Matrix
+            } else {
+                Tier::Portable
+            }
+        })
     }
 
     /// An engine on a device that this crate may have to itself: its lost and error callbacks are set.
@@ -301,6 +344,7 @@ impl GpuEngine {
         Self {
             description,
             kernels: Kernels::new(device),
+            tier: None,
             queue: queue.clone(),
             health,
             part_bytes: AtomicUsize::new(PART_BYTES),
@@ -453,6 +497,7 @@ impl GpuEngine {
         Ok(Run {
             outputs: Outputs { o, final_state },
             compute_ms,
+            tier: Some(self.tier_of(problem, options)),
         })
     }
 
@@ -488,14 +533,18 @@ impl GpuEngine {
         let output = self.storage("the outputs", bytes)?;
         let readback = self.readback(bytes)?;
         // A short part takes the chunk size of the whole: the same pipelines, and the same bits.
-        let chunk = plan::chunk_shape(problem, options.chunk)?.tokens;
+        let settings = PrefillSettings {
+            chunk: options.chunk,
+            element,
+            tier: self.tier_of(problem, options),
+            ..PrefillSettings::default()
+        };
         let plan = self.kernels.plan_prefill(
             &part.problem,
             &PrefillSettings {
-                chunk: Some(chunk),
-                element,
+                chunk: Some(self.kernels.chunk(problem, &settings)?),
                 continues,
-                ..PrefillSettings::default()
+                ..settings
             },
         )?;
         let scratch = self.storage("scratch memory", plan.scratch_bytes())?;

@@ -16,9 +16,10 @@
 //! # Ok(()) }
 //! ```
 
+use super::matrix::{self, MatrixUnits};
 use super::plan::{self, Bounds, Step};
 use super::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
-use crate::engine::Element;
+use crate::engine::{Element, Tier};
 use crate::error::{Error, Result};
 use crate::problem::{Decay, DecayGate, Operand, Problem, Tensors};
 use crate::slots::{Row, validate_rows};
@@ -90,8 +91,9 @@ struct Params {
     a_log_at: u32,
     dt_bias_at: u32,
     scratch_at: u32,
+    halves_at: u32,
     /// To a multiple of 16 bytes.
-    unused: [u32; 2],
+    unused: u32,
 }
 
 const PARAMS_SIZE: u64 = size_of::<Params>() as u64;
@@ -116,7 +118,7 @@ struct PipelineKey {
 }
 
 /// Bindings that the passes number (the largest of [`Binding`], plus one).
-const BINDINGS: usize = Binding::Scratch as usize + 1;
+const BINDINGS: usize = Binding::Halves as usize + 1;
 /// Bytes bound in place of an operand that is absent or empty.
 const NOTHING: u64 = 256;
 
@@ -127,6 +129,7 @@ pub struct Kernels {
     features: wgpu::Features,
     /// A processor plays the GPU.
     software: bool,
+    matrix: Option<MatrixUnits>,
     /// Bound in place of operands that are absent or empty: [`NOTHING`] bytes for each binding number, since
     /// browsers refuse writable bindings that overlap.
     nothing: wgpu::Buffer,
@@ -146,6 +149,8 @@ pub struct PrefillSettings {
     pub continues: bool,
     /// An initial-state slice will be given.
     pub has_initial: bool,
+    /// Kernel family. [`Tier::Matrix`] needs [`Kernels::with_matrix_units`].
+    pub tier: Tier,
 }
 
 impl Default for PrefillSettings {
@@ -156,6 +161,7 @@ impl Default for PrefillSettings {
             scratch_limit: 128 << 20,
             continues: false,
             has_initial: false,
+            tier: Tier::Portable,
         }
     }
 }
@@ -405,9 +411,23 @@ impl Kernels {
             limits: device.limits(),
             features: device.features(),
             software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
+            matrix: None,
             nothing,
             pipelines: Mutex::new(HashMap::new()),
         }
+    }
+
+    /// Kernels that may also run on matrix units: `units` are [`MatrixUnits::of`] the device's adapter. Without the
+    /// features in [`matrix::FEATURES`] the device has none.
+    pub fn with_matrix_units(device: &wgpu::Device, units: Option<MatrixUnits>) -> Self {
+        let mut kernels = Self::new(device);
+        kernels.matrix = units.filter(|_| kernels.features.contains(matrix::FEATURES));
+        kernels
+    }
+
+    /// The matrix units that [`Tier::Matrix`] runs on.
+    pub fn matrix_units(&self) -> Option<MatrixUnits> {
+        self.matrix
     }
 
     /// The device.
@@ -504,7 +524,7 @@ impl Kernels {
     ) -> Result<PrefillPlan> {
         problem.validate()?;
         self.check_element(settings.element)?;
-        let shape = plan::chunk_shape(problem, settings.chunk)?;
+        let shape = self.chunk_shape(problem, settings)?;
         let steps = plan::steps(
             problem,
             &shape,
@@ -538,6 +558,36 @@ impl Kernels {
             table_at,
             chunk_bytes,
             gate_bytes,
+        })
+    }
+
+    /// How a prefill cuts sequences into chunks.
+    fn chunk_shape(&self, problem: &Problem, settings: &PrefillSettings) -> Result<ChunkShape> {
+        if settings.tier == Tier::Portable {
+            return plan::chunk_shape(problem, settings.chunk);
+        }
+        let Some(units) = self.matrix else {
+            return Err(Error::unsupported(
+                "tier",
+                "matrix",
+                "portable: the device has no matrix units that the kernels can use",
+            ));
+        };
+        plan::matrix_chunk_shape(problem, settings.chunk, units, &self.limits)
+    }
+
+    /// Tokens a chunk that a prefill takes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a size that the problem or the device does not take.
+    pub fn chunk(&self, problem: &Problem, settings: &PrefillSettings) -> Result<usize> {
+        Ok(self.chunk_shape(problem, settings)?.tokens)
+    }
+
+    /// Whether a prefill can run on this device's matrix units.
+    pub fn fits_matrix_units(&self, problem: &Problem, chunk: Option<usize>) -> bool {
+        self.matrix.is_some_and(|units| {
+            plan::matrix_chunk_shape(problem, chunk, units, &self.limits).is_ok()
         })
     }
 
@@ -646,7 +696,10 @@ impl Kernels {
                     size: (step.table.len() as u64 * 16).max(16),
                 },
             );
-            let words = 0..step.scratch_words(&plan.shape);
+            let (words, halves) = step.scratch_parts(&plan.shape);
+            let (at, range) = self.range("scratch", scratch, halves, 4)?;
+            params.halves_at = at;
+            bound.set(Binding::Halves, range);
             let (at, range) = self.range("scratch", scratch, words, 4)?;
             // The scan views scratch memory in vec4s, the bytes before it included.
             if !at.is_multiple_of(4) {
@@ -689,15 +742,29 @@ impl Kernels {
             let chunk_heads = (step.chunks * step.heads.len()) as u64;
             let blocks = (plan.shape.tokens / 16) as u64;
             let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
-            let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels) as u64;
+            let channels = plan
+                .shape
+                .key_pad
+                .div_ceil(plan.shape.fold_channels.max(1)) as u64;
             let scans = (step.pieces() * step.heads.len()) as u64 * columns;
-            for (pass, groups) in [
+            let portable = [
                 (Pass::Rows, chunk_heads),
                 (Pass::Pairs, chunk_heads * blocks * blocks),
                 (Pass::Solve, chunk_heads),
                 (Pass::Fold, chunk_heads * channels),
                 (Pass::Scan, scans),
-            ] {
+            ];
+            let on_matrix_units = [
+                (Pass::MatrixPairs, chunk_heads),
+                (Pass::MatrixSolve, chunk_heads),
+                (Pass::MatrixScan, scans),
+            ];
+            let passes: &[(Pass, u64)] = if plan.shape.matrix.is_some() {
+                &on_matrix_units
+            } else {
+                &portable
+            };
+            for &(pass, groups) in passes {
                 if groups > 0 {
                     dispatches.push(self.dispatch(
                         pass,
@@ -1185,7 +1252,8 @@ impl Kernels {
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
-        let mut variant = shaders::variant(pass, problem, element);
+        let edge = self.matrix.map_or(0, |units| units.edge);
+        let mut variant = shaders::variant(pass, problem, element, edge);
         let list = shaders::bindings(pass, variant);
         let storage: Vec<_> = list
             .iter()
@@ -1205,15 +1273,17 @@ impl Kernels {
                 ),
             ));
         }
+        let shares = |with: &dyn Fn(Access) -> bool| {
+            storage.iter().any(|(a, access)| {
+                *access == Access::Write
+                    && storage.iter().any(|(b, other)| {
+                        a != b && with(*other) && bound.get(*a).buffer == bound.get(*b).buffer
+                    })
+            })
+        };
         // wgpu refuses a buffer that one dispatch binds both to read and to write.
-        variant.shared = storage.iter().any(|(a, access)| {
-            *access == Access::Write
-                && *a != Binding::Table
-                && storage
-                    .iter()
-                    .any(|(b, _)| a != b && bound.get(*a).buffer == bound.get(*b).buffer)
-        });
-        if cfg!(target_arch = "wasm32") && variant.shared {
+        variant.shared = shares(&|other| other == Access::Read);
+        if cfg!(target_arch = "wasm32") && shares(&|_| true) {
             let ranges: Vec<_> = storage.iter().map(|(b, _)| bound.get(*b)).collect();
             for (i, a) in ranges.iter().enumerate() {
                 if ranges[i + 1..].iter().any(|b| {

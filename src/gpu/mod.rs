@@ -2,12 +2,15 @@
 //!
 //! - [`engine`]: an opened adapter, with host slices in and host vectors out
 //! - [`kernels`]: the kernels on a device that somebody else may own
+//! - [`matrix`]: what the matrix tier needs of a device, and how its passes cut the work
 //! - [`plan`]: how a prefill is cut into steps that fit the device
 //! - [`shaders`]: the sources in `shaders/`, and how a pass is put together from them
 //!
-//! A prefill is five passes (rows, pairs, solve, fold, scan), a decode step is one.
+//! A prefill is five passes (rows, pairs, solve, fold, scan), or three on matrix units (pairs, solve, scan); a decode
+//! step is one.
 
 pub mod engine;
 pub mod kernels;
+pub mod matrix;
 pub mod plan;
 pub mod shaders;

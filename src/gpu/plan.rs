@@ -2,10 +2,12 @@
 //! scratch memory, bindings and the length of one dispatch stay bounded whatever the size of the problem.
 
 use super::kernels::operand_element;
+use super::matrix::MatrixUnits;
 use super::shaders::{self, ChunkShape};
 use crate::engine::Element;
 use crate::error::{Error, Result};
 use crate::problem::{Operand, Problem};
+use std::ops::Range;
 
 /// Chunk sizes that can be asked for.
 pub const CHUNK_SIZES: [usize; 3] = [16, 32, 64];
@@ -66,7 +68,24 @@ impl Step {
 
     /// Float words of scratch memory for the chunks of this step.
     pub fn scratch_words(&self, shape: &ChunkShape) -> u64 {
-        (self.chunks * self.heads.len()) as u64 * shape.stride as u64
+        self.scratch_parts(shape).1.end
+    }
+
+    /// The words of scratch memory that hold float32, and those that hold float16 (the matrix tier's alone). They
+    /// are bindings of their own, so the second starts where any device lets a binding start.
+    pub fn scratch_parts(&self, shape: &ChunkShape) -> (Range<u64>, Range<u64>) {
+        let count = (self.chunks * self.heads.len()) as u64;
+        match &shape.matrix {
+            None => {
+                let words = count * shape.stride as u64;
+                (0..words, words..words)
+            }
+            Some(matrix) => {
+                let words = count * matrix.floats as u64;
+                let start = words.next_multiple_of(64);
+                (0..words, start..start + count * matrix.halves as u64)
+            }
+        }
     }
 }
 
@@ -99,6 +118,38 @@ pub fn chunk_shape(problem: &Problem, asked: Option<usize>) -> Result<ChunkShape
             "256",
         )
     })
+}
+
+/// The same for the matrix tier: what was asked for, or the largest that fits the device.
+///
+/// # Errors
+/// [`Error::Unsupported`] where none fits.
+pub fn matrix_chunk_shape(
+    problem: &Problem,
+    asked: Option<usize>,
+    units: MatrixUnits,
+    limits: &wgpu::Limits,
+) -> Result<ChunkShape> {
+    if let Some(c) = asked.filter(|c| !CHUNK_SIZES.contains(c)) {
+        return Err(Error::unsupported("chunk", c, "one of 16, 32, 64"));
+    }
+    let lengths = (0..problem.sequences()).map(|i| problem.sequence(i).len());
+    let longest = lengths.clone().max().unwrap_or(0);
+    let busy = lengths.filter(|&l| l > 0).count() * problem.value_heads;
+    let shape = |c| ChunkShape::on_matrix_units(problem, c, units, limits, busy);
+    match asked {
+        Some(c) => shape(c),
+        None => {
+            // As large as it may be, but no larger than the longest sequence needs.
+            let enough = CHUNK_SIZES.into_iter().find(|&c| c >= longest);
+            CHUNK_SIZES
+                .into_iter()
+                .rev()
+                .filter(|&c| enough.is_none_or(|enough| c <= enough))
+                .find_map(|c| shape(c).ok())
+                .map_or_else(|| shape(CHUNK_SIZES[0]), Ok)
+        }
+    }
 }
 
 /// Bytes that one token has in the operand (or output) that is widest, gates counting as one operand: they may
@@ -134,7 +185,9 @@ pub fn steps(
     continues: bool,
 ) -> Result<Vec<Step>> {
     let chunk_bytes = shape.stride as u64 * 4;
-    let chunk_heads = (bounds.scratch.min(bounds.binding) / chunk_bytes) as usize;
+    // (Up to an alignment may lie between the matrix tier's two parts of scratch memory.)
+    let gap = if shape.matrix.is_some() { 256 } else { 0 };
+    let chunk_heads = (bounds.scratch.min(bounds.binding).saturating_sub(gap) / chunk_bytes) as usize;
     if chunk_heads == 0 {
         return Err(Error::unsupported(
             "scratch memory for one chunk of one head",

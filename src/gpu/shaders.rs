@@ -3,7 +3,9 @@
 //! A pass is the concatenation of a few files of `shaders/`, chosen by element type and by which operands
 //! the rule has; everything else is override constants. The same text goes to every backend and browser.
 
+use super::matrix::{MatrixShape, MatrixUnits};
 use crate::engine::Element;
+use crate::error::Result;
 use crate::problem::{Decay, DecayGate, GateForm, Operand, Problem};
 use crate::rule::{Content, DecayKind, Gate, Vector};
 
@@ -24,11 +26,17 @@ pub enum Pass {
     Scan,
     /// Decode.
     Decode,
+    /// Matrix tier, prefill 1: decayed rows, `L` and `A`.
+    MatrixPairs,
+    /// Matrix tier, prefill 2: what a chunk does to the state.
+    MatrixSolve,
+    /// Matrix tier, prefill 3: the states and outputs.
+    MatrixScan,
 }
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 7] = [
+    pub const ALL: [Pass; 10] = [
         Pass::Pack,
         Pass::Rows,
         Pass::Pairs,
@@ -36,7 +44,18 @@ impl Pass {
         Pass::Fold,
         Pass::Scan,
         Pass::Decode,
+        Pass::MatrixPairs,
+        Pass::MatrixSolve,
+        Pass::MatrixScan,
     ];
+
+    /// Whether it runs on matrix units.
+    pub fn is_matrix(self) -> bool {
+        matches!(
+            self,
+            Pass::MatrixPairs | Pass::MatrixSolve | Pass::MatrixScan
+        )
+    }
 
     /// Name of the file that holds the entry point `main`.
     pub fn name(self) -> &'static str {
@@ -48,6 +67,9 @@ impl Pass {
             Pass::Fold => "prefill_fold",
             Pass::Scan => "prefill_scan",
             Pass::Decode => "decode",
+            Pass::MatrixPairs => "matrix_pairs",
+            Pass::MatrixSolve => "matrix_solve",
+            Pass::MatrixScan => "matrix_scan",
         }
     }
 }
@@ -63,6 +85,8 @@ pub struct Variant {
     pub gates: bool,
     /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
     pub shared: bool,
+    /// Edge of the matrix units' tiles; 0 for passes that use none.
+    pub edge: usize,
 }
 
 /// Binding numbers in group 0, the same in every pass.
@@ -93,8 +117,10 @@ pub enum Binding {
     Initial = 10,
     /// The states.
     State = 11,
-    /// Scratch memory.
+    /// Scratch memory; of the matrix tier, its float32 part.
     Scratch = 12,
+    /// The float16 part of the matrix tier's scratch memory.
+    Halves = 13,
 }
 
 /// What a pass does with a binding.
@@ -126,6 +152,25 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             add(&keys);
             add(&[(Binding::Scratch, Write)]);
         }
+        Pass::MatrixPairs => {
+            add(&[(Binding::Table, Read)]);
+            add(&keys);
+            add(&[(Binding::Scratch, Write), (Binding::Halves, Write)]);
+        }
+        Pass::MatrixSolve => add(&[
+            (Binding::Table, Read),
+            (Binding::Scratch, Write),
+            (Binding::Halves, Write),
+        ]),
+        Pass::MatrixScan => add(&[
+            (Binding::Table, Read),
+            (Binding::V, Read),
+            (Binding::Initial, Read),
+            (Binding::O, Write),
+            (Binding::State, Write),
+            (Binding::Scratch, Read),
+            (Binding::Halves, Read),
+        ]),
         Pass::Solve | Pass::Fold => add(&[(Binding::Table, Read), (Binding::Scratch, Write)]),
         Pass::Scan => add(&[
             (Binding::Table, Read),
@@ -184,7 +229,41 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         part!("chunk"),
     );
     let (values, outputs, content) = (part!("values"), part!("outputs"), part!("content"));
+    let (matrix, tile, matrix_chunk) = (
+        part!("matrix"),
+        match variant.edge {
+            8 => part!("matrix_tile_8"),
+            _ => part!("matrix_tile_16"),
+        },
+        part!("matrix_chunk"),
+    );
     let parts = match pass {
+        Pass::MatrixPairs => vec![
+            matrix,
+            element,
+            tile,
+            params,
+            layer,
+            keys,
+            second,
+            gates,
+            rule,
+            matrix_chunk,
+            part!("matrix_pairs"),
+        ],
+        Pass::MatrixSolve => vec![matrix, tile, params, matrix_chunk, part!("matrix_solve")],
+        Pass::MatrixScan => vec![
+            matrix,
+            element,
+            tile,
+            params,
+            second,
+            values,
+            outputs,
+            content,
+            matrix_chunk,
+            part!("matrix_scan"),
+        ],
         Pass::Pack => vec![params, part!("pack")],
         Pass::Rows => vec![
             element,
@@ -273,25 +352,39 @@ pub fn reads_gates(problem: &Problem) -> bool {
 /// the values.
 pub fn reads_second(problem: &Problem, pass: Pass) -> bool {
     match own_operands(problem).1 {
-        Some(Operand::B) => matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode),
-        Some(_) => matches!(pass, Pass::Scan | Pass::Decode),
+        Some(Operand::B) => touches_rule(pass),
+        Some(_) => touches_contents(pass),
         None => false,
     }
 }
 
+/// Whether a pass reads the keys' side of the inputs.
+fn touches_rule(pass: Pass) -> bool {
+    matches!(
+        pass,
+        Pass::Rows | Pass::Pairs | Pass::Decode | Pass::MatrixPairs
+    )
+}
+
+/// Whether a pass reads the values' side.
+fn touches_contents(pass: Pass) -> bool {
+    matches!(pass, Pass::Scan | Pass::Decode | Pass::MatrixScan)
+}
+
 /// The text that a pass needs for a rule in this form, on slices that share no buffer with what is written.
-pub fn variant(pass: Pass, problem: &Problem, element: Element) -> Variant {
-    let touches_rule = matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode);
+/// `edge` is that of the matrix units' tiles, for the passes that use them.
+pub fn variant(pass: Pass, problem: &Problem, element: Element, edge: usize) -> Variant {
     Variant {
         // Passes over scratch memory alone are the same for every element type.
-        element: if touches_rule || pass == Pass::Scan {
+        element: if touches_rule(pass) || touches_contents(pass) {
             element
         } else {
             Element::F32
         },
         second: reads_second(problem, pass),
-        gates: touches_rule && reads_gates(problem),
+        gates: touches_rule(pass) && reads_gates(problem),
         shared: false,
+        edge: if pass.is_matrix() { edge } else { 0 },
     }
 }
 
@@ -310,6 +403,8 @@ pub struct ChunkShape {
     pub fold_channels: usize,
     /// float32 words of scratch memory for one chunk of one head.
     pub stride: usize,
+    /// On matrix units: how their passes cut the work. (Columns and channels above are then not used.)
+    pub matrix: Option<MatrixShape>,
 }
 
 impl ChunkShape {
@@ -337,6 +432,31 @@ impl ChunkShape {
             stride: (2 * substeps + tokens + 1) * key_pad
                 + substeps * (substeps + tokens)
                 + (2 + update.factors) * tokens,
+            matrix: None,
+        })
+    }
+
+    /// The shape for chunks of `tokens` on matrix units, `busy` pieces of sequences times heads being there to
+    /// work on at the same time.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`] where the passes do not fit the device.
+    pub fn on_matrix_units(
+        problem: &Problem,
+        tokens: usize,
+        units: MatrixUnits,
+        limits: &wgpu::Limits,
+        busy: usize,
+    ) -> Result<Self> {
+        let matrix = MatrixShape::new(problem, tokens, units, limits, busy)?;
+        Ok(Self {
+            tokens,
+            substeps: problem.rule.update().substeps() * tokens,
+            key_pad: problem.key_dim.next_multiple_of(16),
+            columns: matrix.columns,
+            fold_channels: 0,
+            stride: matrix.floats + matrix.halves,
+            matrix: Some(matrix),
         })
     }
 }
@@ -350,6 +470,9 @@ pub const MAX_ITERATIONS: usize = 60_000;
 /// multiply-add over four columns at least, and what is around them costs less than they do.
 pub fn scan_iterations(shape: &ChunkShape) -> usize {
     let (r, c, kp) = (shape.substeps, shape.tokens, shape.key_pad);
+    if let Some(matrix) = &shape.matrix {
+        return matrix.scan_iterations(c, r, kp);
+    }
     let down = 128 / (shape.columns / 4);
     let rows = (r + c).div_ceil(down) * (kp + r);
     let state = kp.div_ceil(4 * down) * 4 * r;
@@ -381,7 +504,7 @@ pub fn constants(
     }
     let first = update.pattern[0];
     let second = *update.pattern.last().unwrap_or(&first);
-    if matches!(pass, Pass::Rows | Pass::Pairs | Pass::Decode) {
+    if touches_rule(pass) {
         let vector = |v: Vector| match v {
             Vector::K => 1.0,
             Vector::E => 2.0,
@@ -427,7 +550,7 @@ pub fn constants(
             ("NORMALIZE", f64::from(u8::from(problem.normalize))),
         ]);
     }
-    if matches!(pass, Pass::Scan | Pass::Decode) {
+    if touches_contents(pass) {
         let content = |c: Content| match c {
             Content::Zero => 0.0,
             Content::V => 1.0,
@@ -437,6 +560,10 @@ pub fn constants(
             ("CONTENT_0", content(first.content)),
             ("CONTENT_1", content(second.content)),
         ]);
+    }
+    if let Some((chunk, matrix)) = chunk.and_then(|c| Some((c, c.matrix?))) {
+        out.extend(matrix.constants(pass, chunk.tokens, chunk.substeps, chunk.key_pad));
+        return out;
     }
     if let Some(chunk) = chunk.filter(|_| pass != Pass::Decode) {
         out.extend([

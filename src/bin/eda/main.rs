@@ -79,6 +79,8 @@ enum TierName {
     Auto,
     /// float32 within the WebGPU default limits; runs everywhere.
     Portable,
+    /// Matrix units with float16 operands; `auto` takes it for --dtype f16 where the adapter has them.
+    Matrix,
 }
 
 impl From<TierName> for Option<Tier> {
@@ -86,6 +88,7 @@ impl From<TierName> for Option<Tier> {
         match name {
             TierName::Auto => None,
             TierName::Portable => Some(Tier::Portable),
+            TierName::Matrix => Some(Tier::Matrix),
         }
     }
 }

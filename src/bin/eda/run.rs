@@ -245,7 +245,7 @@ fn compute(args: &Args, input: &Input) -> eda_wgpu::Result<(Report, Outputs)> {
         tier: args.tier.into(),
         ..EngineOptions::default()
     }))?;
-    let ran = engine.description();
+    let mut ran = engine.description();
     let options = PrefillOptions {
         // One of three numbers by the parser.
         chunk: args.chunk.as_ref().and_then(|n| n.parse().ok()),
@@ -283,6 +283,9 @@ fn compute(args: &Args, input: &Input) -> eda_wgpu::Result<(Report, Outputs)> {
         }
     })?;
     let wall_ms = start.elapsed().as_secs_f64() * 1e3;
+    if let Some(tier) = run.tier {
+        tier.name().clone_into(&mut ran.tier);
+    }
     let dtype = match args.dtype {
         Dtype::F32 => "f32",
         Dtype::F16 => "f16",

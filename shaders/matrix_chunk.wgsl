@@ -1,0 +1,51 @@
+// How a chunk lies in the matrix tier's scratch memory. A chunk has C tokens, R = N C sub-steps and CF = C FACTORS
+// rows of contents (the last sub-step of each factor has one; the others write nothing). Per value head, in
+// float32 (`floats`), as passes 1 -> 2 leave them:
+//
+//   triangle  [R, R]            L below the diagonal; what is above is not written
+//   masked    [C, R]            A where the token sees the sub-step; the rest is not written
+//   decay     [KP]              the whole chunk's decay, exp G_C
+//   unit      [1]               a power of two at which U cannot overflow float16
+//
+// and in float16 (`halves`), cut into tiles of EDGE x EDGE, each contiguous and row-major:
+//
+//   left      [R + C, KP + CF]  B over Q, then nothing  ->  -W over Q - A W, then T over A T (their columns with
+//                               contents)
+//   writes    [R, KP]           a_r decayed to the end of the chunk
+//
+// With them (U; O) = left (S; Z) and S <- Diag(decay) S + writes^T U.
+
+override N: u32 = PATTERN * FACTORS;  // sub-steps a token
+override CHUNK: u32 = 32u;
+override R: u32 = N * CHUNK;
+override CF: u32 = CHUNK * FACTORS;
+// K rounded up to a multiple of 16; the channels above K hold zeros.
+override KP: u32 = 128u;
+
+override TRIANGLE: u32 = 0u;
+override MASKED: u32 = R * R;
+override WHOLE_DECAY: u32 = (R + CHUNK) * R;
+override UNIT: u32 = WHOLE_DECAY + KP;
+override FLOATS: u32 = UNIT + 4u;
+
+override KEY_TILES: u32 = KP / EDGE;
+override LEFT_TILES: u32 = (KP + CF) / EDGE;      // across
+override ROW_TILES: u32 = (R + CHUNK) / EDGE;         // down
+override WRITES: u32 = (R + CHUNK) * (KP + CF);
+override HALVES: u32 = WRITES + R * KP;
+
+@group(0) @binding(1) var<storage, read> table: array<vec4<u32>>;
+
+// Start of a chunk's floats, and of its halves in pairs: `chunk` of this step, value head number `head` of it.
+fn floats_base(chunk: u32, head: u32) -> u32 {
+  return params.scratch_at + (chunk * params.head_count + head) * FLOATS;
+}
+
+fn halves_base(chunk: u32, head: u32) -> u32 {
+  return params.halves_at + (chunk * params.head_count + head) * (HALVES / 2u);
+}
+
+// Where an element lies in a tiled matrix that is `tiles` tiles wide.
+fn tiled(row: u32, column: u32, tiles: u32) -> u32 {
+  return (row / EDGE * tiles + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE;
+}

@@ -1,0 +1,286 @@
+// Matrix tier, pass 1 of 3, parallel over chunks and heads: the decayed rows of a chunk and how each sub-step
+// sees the ones before it,
+//
+//   L[r,s] = sum_d b_r[d] a_s[d] D[t(r), t(s)][d]           s < r
+//   A[t,r] = scale sum_d q_t[d] a_r[d] D[t, t(r)][d]        t(r) <= t
+//
+// with D[t,s] the product of alpha over s+1 .. t. Tokens t > s part at the highest bit in which they differ: at
+// that level t has a 1 and s a 0, and D is split at t's block there, D = (product over the block up to t)
+// (product over s+1 .. its start), a factor of the row and one of the column, both at most 1 whatever the gate.
+// So each level is one product of half of the tokens (rows: those with the bit set) by the other half (columns),
+// of which the pairs in the same block of that level are kept. Two more products hold the pairs within a token.
+
+@group(0) @binding(12) var<storage, read_write> floats: array<f32>;
+@group(0) @binding(13) var<storage, read_write> halves: array<vec2<f16>>;
+
+// A thread holds two channels of RUN successive tokens.
+const RUN = 8u;
+override THREADS: u32 = 256u;
+override SUBGROUPS: u32 = 8u;
+override PAIRS: u32 = KP / 2u;
+override RUNS: u32 = CHUNK / RUN;
+override LEVELS: u32 = firstTrailingBit(CHUNK);
+
+override HALF: u32 = CHUNK / 2u;
+// Rows (reads and the query of HALF tokens) and columns (their writes) of a product, in tiles.
+override DOWN: u32 = ((N + 1u) * HALF + EDGE - 1u) / EDGE;
+override ACROSS: u32 = (N * HALF + EDGE - 1u) / EDGE;
+override ROUNDS: u32 = (DOWN * ACROSS + SUBGROUPS - 1u) / SUBGROUPS;
+// Pairs of halves a row; 8 halves more than it holds, to spread the banks.
+override PITCH: u32 = KP / 2u + 4u;
+override ROWS_SIZE: u32 = DOWN * EDGE * PITCH;
+override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
+override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE;
+override TOTALS_SIZE: u32 = RUNS * PAIRS;
+override GATE_COUNT: u32 = N * CHUNK;
+override NORM_COUNT: u32 = (2u + FACTORS) * CHUNK;
+
+var<workgroup> rows: array<vec2<f16>, ROWS_SIZE>;
+var<workgroup> columns: array<vec2<f16>, COLUMNS_SIZE>;
+var<workgroup> products: array<f32, PRODUCTS_SIZE>;
+var<workgroup> totals: array<vec2<f32>, TOTALS_SIZE>;  // decay over each run
+var<workgroup> gate: array<f32, GATE_COUNT>;           // [token][sub-step]
+var<workgroup> norms: array<f32, NORM_COUNT>;
+
+fn inverse_norm(number: u32, t: u32) -> f32 {
+  return norms[number * CHUNK + t];
+}
+
+// 1 / sqrt(sum x^2 + 1e-6) for every row that is normalised, one thread a row.
+fn compute_norms(first: u32, count: u32, h: u32, lid: u32) {
+  for (var row = lid; row < NORM_COUNT; row += THREADS) {
+    let number = row / CHUNK;
+    let t = row % CHUNK;
+    var sum = 0.0;
+    if (t < count && (number != NORM_E || READ_0 == VECTOR_E)) {
+      for (var d = 0u; d < K; d++) {
+        let x = norm_operand(number, first + t, h, d);
+        sum = fma(x, x, sum);
+      }
+    }
+    norms[row] = 1.0 / sqrt(sum + NORM_EPSILON);
+  }
+  workgroupBarrier();
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(num_workgroups) groups: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+  @builtin(subgroup_id) subgroup: u32,
+) {
+  let item = group.y * groups.x + group.x;
+  if (item >= params.chunk_count * params.head_count) {
+    return;
+  }
+  let chunk = item / params.head_count;
+  let head = item % params.head_count;
+  let h = params.first_head + head;
+  let first = table[chunk].x;
+  let count = table[chunk].y;
+  let floats_at = floats_base(chunk, head);
+  let halves_at = halves_base(chunk, head);
+
+  if (NORMALIZE) {
+    compute_norms(first, count, h, lid);
+  }
+  for (var i = lid; i < GATE_COUNT; i += THREADS) {
+    var x = 0.0;
+    if (i / N < count) {
+      x = gate_at(first + i / N, i % N, h);
+    }
+    gate[i] = x;
+  }
+
+  // This thread's channels d, d + 1 of tokens run RUN .. run RUN + RUN - 1.
+  let pair = lid % PAIRS;
+  let run = lid / PAIRS;
+  let d = pair * 2u;
+  let working = run < RUNS;
+  var alpha: array<vec2<f32>, 8>;
+  var query: array<vec2<f16>, 8>;
+  var read: array<vec2<f16>, 32>;   // [N][RUN]
+  var write: array<vec2<f16>, 32>;  // [N][RUN], without gates
+  var total = vec2<f32>(1.0);
+  for (var t = 0u; t < RUN; t++) {
+    let in_chunk = run * RUN + t;
+    let token = first + in_chunk;
+    let live = working && in_chunk < count;
+    var a = vec2<f32>(1.0);
+    var x = vec2<f32>();
+    if (live && d < K) {
+      a.x = alpha_at(token, h, d);
+      x.x = params.scale * query_at(token, in_chunk, h, d);
+    }
+    if (live && d + 1u < K) {
+      a.y = alpha_at(token, h, d + 1u);
+      x.y = params.scale * query_at(token, in_chunk, h, d + 1u);
+    }
+    alpha[t] = a;
+    total *= a;
+    query[t] = vec2<f16>(x);
+    for (var i = 0u; i < N; i++) {
+      var b = vec2<f32>();
+      var w = vec2<f32>();
+      if (live && d < K) {
+        b.x = read_at(token, in_chunk, i, h, d);
+        w.x = write_at(token, in_chunk, i, h, d);
+      }
+      if (live && d + 1u < K) {
+        b.y = read_at(token, in_chunk, i, h, d + 1u);
+        w.y = write_at(token, in_chunk, i, h, d + 1u);
+      }
+      read[i * RUN + t] = vec2<f16>(b);
+      write[i * RUN + t] = vec2<f16>(w);
+    }
+  }
+  if (working) {
+    totals[lid] = total;
+  }
+  workgroupBarrier();
+
+  // Reads and queries decayed from the start of the chunk, writes to its end.
+  if (working) {
+    var from_start = vec2<f32>(1.0);
+    for (var i = 0u; i < run; i++) {
+      from_start *= totals[i * PAIRS + pair];
+    }
+    var to_end = vec2<f32>(1.0);
+    for (var i = run + 1u; i < RUNS; i++) {
+      to_end *= totals[i * PAIRS + pair];
+    }
+    if (run == 0u) {
+      let whole = total * to_end;
+      floats[floats_at + WHOLE_DECAY + d] = whole.x;
+      floats[floats_at + WHOLE_DECAY + d + 1u] = whole.y;
+    }
+    for (var t = 0u; t < RUN; t++) {
+      let in_chunk = run * RUN + t;
+      let before = from_start;
+      from_start *= alpha[t];
+      for (var i = 0u; i < N; i++) {
+        let decay = select(from_start, before, UNDECAYED && i == 0u);
+        let row = in_chunk * N + i;
+        halves[halves_at + tiled(row, d, LEFT_TILES) / 2u] = vec2<f16>(vec2<f32>(read[i * RUN + t]) * decay);
+      }
+      halves[halves_at + tiled(R + in_chunk, d, LEFT_TILES) / 2u] = vec2<f16>(vec2<f32>(query[t]) * from_start);
+    }
+    for (var back = 0u; back < RUN; back++) {
+      let t = RUN - 1u - back;
+      let in_chunk = run * RUN + t;
+      for (var i = 0u; i < N; i++) {
+        let row = in_chunk * N + i;
+        let x = vec2<f32>(write[i * RUN + t]) * (to_end * gate[row]);
+        halves[halves_at + (WRITES + tiled(row, d, KEY_TILES)) / 2u] = vec2<f16>(x);
+      }
+      to_end *= alpha[t];
+    }
+  }
+
+  for (var level = 0u; level < LEVELS + 2u; level++) {
+    let within = level >= LEVELS;        // the pairs within a token, of the first or second half of the tokens
+    let second = level == LEVELS + 1u;
+    let ones = (1u << level) - 1u;
+    if (working && within) {
+      for (var t = 0u; t < RUN; t++) {
+        let in_chunk = run * RUN + t;
+        if ((in_chunk >= HALF) == second) {
+          let at = in_chunk % HALF * PITCH + pair;
+          for (var i = 0u; i < N; i++) {
+            rows[i * HALF * PITCH + at] = read[i * RUN + t];
+            columns[i * HALF * PITCH + at] = write[i * RUN + t];
+          }
+          rows[N * HALF * PITCH + at] = query[t];
+        }
+      }
+    } else if (working) {
+      // Blocks of this level may be longer than a run: what lies before and after this one in its block.
+      let block = (run * RUN) >> level;
+      var factor = vec2<f32>(1.0);
+      for (var i = (block << level) / RUN; i < run; i++) {
+        factor *= totals[i * PAIRS + pair];
+      }
+      for (var t = 0u; t < RUN; t++) {
+        let in_chunk = run * RUN + t;
+        if ((in_chunk & ones) == 0u) {
+          factor = vec2<f32>(1.0);
+        }
+        let before = factor;
+        factor *= alpha[t];
+        if (((in_chunk >> level) & 1u) == 1u) {
+          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + pair;
+          for (var i = 0u; i < N; i++) {
+            // A read before the token's own decay sees one factor less.
+            let decay = select(factor, before, UNDECAYED && i == 0u);
+            rows[i * HALF * PITCH + at] = vec2<f16>(vec2<f32>(read[i * RUN + t]) * decay);
+          }
+          rows[N * HALF * PITCH + at] = vec2<f16>(vec2<f32>(query[t]) * factor);
+        }
+      }
+      factor = vec2<f32>(1.0);
+      for (var i = run + 1u; i * RUN < (block + 1u) << level; i++) {
+        factor *= totals[i * PAIRS + pair];
+      }
+      for (var back = 0u; back < RUN; back++) {
+        let t = RUN - 1u - back;
+        let in_chunk = run * RUN + t;
+        if (((in_chunk + 1u) & ones) == 0u) {
+          factor = vec2<f32>(1.0);
+        }
+        if (((in_chunk >> level) & 1u) == 0u) {
+          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + pair;
+          for (var i = 0u; i < N; i++) {
+            columns[i * HALF * PITCH + at] = vec2<f16>(vec2<f32>(write[i * RUN + t]) * factor);
+          }
+        }
+        factor *= alpha[t];
+      }
+    }
+    workgroupBarrier();
+
+    // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
+    for (var round = 0u; round < ROUNDS; round++) {
+      let tile = min(round * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
+      let rows_at = tile / ACROSS * EDGE * PITCH;
+      let columns_at = tile % ACROSS * EDGE * PITCH;
+      var sum = MatrixSum();
+      for (var x = 0u; x < KEY_TILES; x++) {
+        let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 2u], PITCH);
+        let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 2u], PITCH);
+        sum = coopMultiplyAdd(left, right, sum);
+      }
+      coopStoreT(sum, &products[tile * TILE], EDGE);
+    }
+    workgroupBarrier();
+
+    for (var i = lid; i < PRODUCTS_SIZE; i += THREADS) {
+      let row = i / TILE / ACROSS * EDGE + i % TILE / EDGE;
+      let column = i / TILE % ACROSS * EDGE + i % EDGE;
+      let step = row / HALF;
+      let column_step = column / HALF;
+      let row_token = row % HALF;
+      let column_token = column % HALF;
+      var keep = step <= N && column_step < N;
+      var t: u32;
+      var s: u32;
+      if (within) {
+        keep = keep && row_token == column_token && step > column_step;
+        t = row_token + select(0u, HALF, second);
+        s = t;
+      } else {
+        keep = keep && row_token >> level == column_token >> level;
+        t = (row_token >> level << (level + 1u)) | (1u << level) | (row_token & ones);
+        s = (column_token >> level << (level + 1u)) | (column_token & ones);
+      }
+      if (keep) {
+        let x = products[i] * gate[s * N + column_step];
+        if (step == N) {
+          floats[floats_at + MASKED + t * R + s * N + column_step] = x;
+        } else {
+          floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x;
+        }
+      }
+    }
+  }
+}

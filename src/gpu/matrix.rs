@@ -1,0 +1,240 @@
+//! The matrix tier: products on the adapter's matrix units (float16 operands, float32 sums and state), where the
+//! adapter has them. What it needs of a device, and how its passes cut the work.
+
+use super::shaders::Pass;
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+
+/// Matrix units as a device has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MatrixUnits {
+    /// Edge of a tile: 8 or 16.
+    pub edge: usize,
+    /// Invocations of a subgroup, always the same.
+    pub subgroup: usize,
+}
+
+/// Features that the matrix tier needs a device to have.
+pub const FEATURES: wgpu::Features = wgpu::Features::SHADER_F16
+    .union(wgpu::Features::SUBGROUP)
+    .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+
+impl MatrixUnits {
+    /// The matrix units of an adapter: square tiles of float16 with float32 sums, subgroups of one size, and
+    /// storage buffers enough. `None` where the matrix tier cannot run.
+    pub fn of(adapter: &wgpu::Adapter) -> Option<Self> {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        let info = adapter.get_info();
+        let subgroup = info.subgroup_min_size as usize;
+        if !adapter.features().contains(FEATURES)
+            || info.subgroup_max_size as usize != subgroup
+            || !(8..=64).contains(&subgroup)
+            || adapter.limits().max_storage_buffers_per_shader_stage < 10
+        {
+            return None;
+        }
+        adapter
+            .cooperative_matrix_properties()
+            .iter()
+            .filter(|p| p.ab_type == F16 && p.cr_type == F32)
+            .filter(|p| p.m_size == p.n_size && p.m_size == p.k_size)
+            .map(|p| p.m_size as usize)
+            .filter(|edge| [8, 16].contains(edge))
+            .max()
+            .map(|edge| Self { edge, subgroup })
+    }
+}
+
+/// How the matrix tier's passes cut the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MatrixShape {
+    /// The device's units.
+    pub units: MatrixUnits,
+    /// float32 words of scratch memory for one chunk of one head.
+    pub floats: usize,
+    /// Pairs of float16 of scratch memory for one chunk of one head.
+    pub halves: usize,
+    /// Value columns a workgroup of the scan.
+    pub columns: usize,
+    /// Shares of the rows (of `U` over `O`) that subgroups of the scan take.
+    pub row_groups: usize,
+    /// Shares of the sums.
+    pub step_groups: usize,
+    /// Threads of the pairs pass.
+    pub pairs_threads: usize,
+}
+
+/// Threads of the solve pass, as in `shaders/matrix_solve.wgsl`.
+const SOLVE_THREADS: usize = 256;
+
+impl MatrixShape {
+    /// The shape for chunks of `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the passes do not fit the device.
+    pub fn new(
+        problem: &Problem,
+        tokens: usize,
+        units: MatrixUnits,
+        limits: &wgpu::Limits,
+        busy: usize,
+    ) -> Result<Self> {
+        let factors = problem.rule.update().factors;
+        let n = problem.rule.update().substeps();
+        let (c, r, kp) = (tokens, n * tokens, problem.key_dim.next_multiple_of(16));
+        if r > 64 {
+            return Err(Error::unsupported(
+                "chunk · sub-steps per token on matrix units",
+                format!("{tokens} · {n}"),
+                64,
+            ));
+        }
+        let contents = c * factors;
+        let pairs_threads = (kp / 2 * (c / 8)).next_multiple_of(64).max(64);
+        let row_tiles = (r + c) / units.edge;
+        let divisors = |most: usize| (1..=most).rev().find(|g| row_tiles.is_multiple_of(*g));
+        let mut shape = Self {
+            units,
+            floats: (r + c) * r + kp + 4,
+            halves: ((r + c) * (kp + contents) + r * kp) / 2,
+            columns: 16,
+            row_groups: divisors(6).unwrap_or(1),
+            step_groups: 1,
+            pairs_threads,
+        };
+        // Wider blocks of columns read the chunk's operands less often; narrow ones keep more of the card busy.
+        let _ = busy;
+        for columns in [32] {
+            let wider = Self { columns, ..shape };
+            if wider.scan_threads() <= limits.max_compute_invocations_per_workgroup as usize
+                && wider.scan_memory(c, r, kp, contents)
+                    <= limits.max_compute_workgroup_storage_size as usize
+                && busy * problem.value_dim.div_ceil(columns) >= 64
+            {
+                shape = wider;
+            }
+        }
+        if let Some(t) = std::env::var("EDA_TUNE").ok() {
+            let v: Vec<usize> = t.split(',').filter_map(|x| x.parse().ok()).collect();
+            shape.columns = v[0];
+            shape.row_groups = v[1];
+            shape.step_groups = v[2];
+        }
+        let memory = limits.max_compute_workgroup_storage_size as usize;
+        for (what, bytes) in [
+            ("pairs", shape.pairs_memory(n, c, kp, factors)),
+            ("solve", shape.solve_memory(c, r)),
+            ("scan", shape.scan_memory(c, r, kp, contents)),
+        ] {
+            if bytes > memory {
+                return Err(Error::unsupported(
+                    format!("workgroup memory of matrix_{what} for chunks of {tokens}"),
+                    format!("{bytes} bytes"),
+                    format!("{memory} bytes"),
+                ));
+            }
+        }
+        let threads = pairs_threads
+            .max(SOLVE_THREADS)
+            .max(shape.scan_threads());
+        let most = limits.max_compute_invocations_per_workgroup as usize;
+        if threads > most {
+            return Err(Error::unsupported(
+                format!("invocations a workgroup for chunks of {tokens} on matrix units"),
+                threads,
+                most,
+            ));
+        }
+        Ok(shape)
+    }
+
+    fn scan_threads(&self) -> usize {
+        self.row_groups * self.step_groups * (self.columns / self.units.edge) * self.units.subgroup
+    }
+
+    /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
+    fn pairs_memory(&self, n: usize, c: usize, kp: usize, factors: usize) -> usize {
+        let edge = self.units.edge;
+        let pitch = kp / 2 + 4;
+        let down = ((n + 1) * c / 2).next_multiple_of(edge);
+        let across = (n * c / 2).next_multiple_of(edge);
+        4 * (down * pitch + across * pitch + down * across)
+            + 8 * (c / 8) * (kp / 2)
+            + 4 * (n * c + (2 + factors) * c)
+            + 96
+    }
+
+    fn work(&self, r: usize) -> usize {
+        (r * (r + 1)).max(SOLVE_THREADS / self.units.subgroup * self.units.edge * self.units.edge)
+    }
+
+    fn merge(r: usize) -> usize {
+        let mut most = 1;
+        let mut size = 16;
+        while size < r {
+            most = most.max(r.div_ceil(2 * size) * size * size);
+            size *= 2;
+        }
+        most
+    }
+
+    fn solve_memory(&self, c: usize, r: usize) -> usize {
+        4 * (self.work(r) + r * (c + 1) + Self::merge(r)) + 2 * (r + c) * (r + 8) + 96
+    }
+
+    fn state_rows(&self, kp: usize) -> usize {
+        (kp / self.units.edge).next_multiple_of(self.row_groups * self.step_groups)
+            * self.units.edge
+    }
+
+    fn scan_memory(&self, c: usize, r: usize, kp: usize, contents: usize) -> usize {
+        4 * self.columns * (self.state_rows(kp) + self.step_groups * (r + c) + contents)
+            + 2 * (kp + contents).max(r) * (self.columns + 8)
+            + 96
+    }
+
+    /// No fewer loop iterations than an invocation of the scan needs for a chunk.
+    pub fn scan_iterations(&self, tokens: usize, substeps: usize, kp: usize) -> usize {
+        let (c, r, threads) = (tokens, substeps, self.scan_threads());
+        let elements = (4 * kp + 2 * (r + c) * self.step_groups + 4 * r) * self.columns;
+        let tiles = |n: usize| n.div_ceil(self.units.edge) + 2;
+        let groups = self.row_groups * self.step_groups;
+        elements.div_ceil(threads)
+            + tiles(kp + r) * (tiles(r + c) / self.row_groups + 2)
+            + tiles(r) * (tiles(kp) / groups + 2)
+            + 2 * tiles(r + c)
+            + 2 * tiles(kp)
+            + 128
+    }
+
+    /// Override constants of a pass of this tier, beyond those of the problem.
+    pub fn constants(&self, pass: Pass, tokens: usize, substeps: usize, kp: usize) -> Vec<(&'static str, f64)> {
+        let mut out = vec![("CHUNK", tokens as f64), ("KP", kp as f64)];
+        match pass {
+            Pass::MatrixPairs => out.extend([
+                ("THREADS", self.pairs_threads as f64),
+                (
+                    "SUBGROUPS",
+                    (self.pairs_threads / self.units.subgroup) as f64,
+                ),
+            ]),
+            Pass::MatrixSolve => {
+                let subgroups = SOLVE_THREADS / self.units.subgroup;
+                let tile = self.units.edge * self.units.edge;
+                out.extend([
+                    ("SUBGROUPS", subgroups as f64),
+                    ("STAGE", (self.work(substeps) / (subgroups * tile)) as f64),
+                    ("WORK_SIZE", self.work(substeps) as f64),
+                    ("MERGE_SIZE", Self::merge(substeps) as f64),
+                ]);
+            }
+            _ => out.extend([
+                ("VB", self.columns as f64),
+                ("THREADS", self.scan_threads() as f64),
+                ("ROW_GROUPS", self.row_groups as f64),
+                ("STEP_GROUPS", self.step_groups as f64),
+            ]),
+        }
+        out
+    }
+}
