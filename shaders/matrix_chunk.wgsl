@@ -12,6 +12,7 @@
 //   left      [R + C, KP + CF]  B over Q, then nothing  ->  -W over Q - A W, then T over A T (their columns with
 //                               contents)
 //   writes    [R, KP]           a_r decayed to the end of the chunk
+//   lower     [R + C, R]        T over A T
 //
 // With them (U; O) = left (S; Z) and S <- Diag(decay) S + writes^T U.
 
@@ -32,17 +33,18 @@ override KEY_TILES: u32 = KP / EDGE;
 override LEFT_TILES: u32 = (KP + CF) / EDGE;      // across
 override ROW_TILES: u32 = (R + CHUNK) / EDGE;         // down
 override WRITES: u32 = (R + CHUNK) * (KP + CF);
-override HALVES: u32 = WRITES + R * KP;
+override LOWER: u32 = WRITES + R * KP;
+override HALVES: u32 = LOWER + (R + CHUNK) * R;
 
 @group(0) @binding(1) var<storage, read> table: array<vec4<u32>>;
 
-// Start of a chunk's floats, and of its halves in pairs: `chunk` of this step, value head number `head` of it.
+// Start of a chunk's floats, and of its halves in vec4s: `chunk` of this step, value head number `head` of it.
 fn floats_base(chunk: u32, head: u32) -> u32 {
   return params.scratch_at + (chunk * params.head_count + head) * FLOATS;
 }
 
 fn halves_base(chunk: u32, head: u32) -> u32 {
-  return params.halves_at + (chunk * params.head_count + head) * (HALVES / 2u);
+  return params.halves_at + (chunk * params.head_count + head) * (HALVES / 4u);
 }
 
 // Where an element lies in a tiled matrix that is `tiles` tiles wide.

@@ -11,13 +11,13 @@
 // of which the pairs in the same block of that level are kept. Two more products hold the pairs within a token.
 
 @group(0) @binding(12) var<storage, read_write> floats: array<f32>;
-@group(0) @binding(13) var<storage, read_write> halves: array<vec2<f16>>;
+@group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
-// A thread holds two channels of RUN successive tokens.
-const RUN = 8u;
+// A thread holds four channels of RUN successive tokens.
+const RUN = 4u;
 override THREADS: u32 = 256u;
 override SUBGROUPS: u32 = 8u;
-override PAIRS: u32 = KP / 2u;
+override QUADS: u32 = KP / 4u;
 override RUNS: u32 = CHUNK / RUN;
 override LEVELS: u32 = firstTrailingBit(CHUNK);
 
@@ -26,19 +26,19 @@ override HALF: u32 = CHUNK / 2u;
 override DOWN: u32 = ((N + 1u) * HALF + EDGE - 1u) / EDGE;
 override ACROSS: u32 = (N * HALF + EDGE - 1u) / EDGE;
 override ROUNDS: u32 = (DOWN * ACROSS + SUBGROUPS - 1u) / SUBGROUPS;
-// Pairs of halves a row; 8 halves more than it holds, to spread the banks.
-override PITCH: u32 = KP / 2u + 4u;
+// vec4 a row; 8 halves more than it holds, to spread the banks.
+override PITCH: u32 = KP / 4u + 2u;
 override ROWS_SIZE: u32 = DOWN * EDGE * PITCH;
 override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
 override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE;
-override TOTALS_SIZE: u32 = RUNS * PAIRS;
+override TOTALS_SIZE: u32 = RUNS * QUADS;
 override GATE_COUNT: u32 = N * CHUNK;
 override NORM_COUNT: u32 = (2u + FACTORS) * CHUNK;
 
-var<workgroup> rows: array<vec2<f16>, ROWS_SIZE>;
-var<workgroup> columns: array<vec2<f16>, COLUMNS_SIZE>;
+var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;
+var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;
 var<workgroup> products: array<f32, PRODUCTS_SIZE>;
-var<workgroup> totals: array<vec2<f32>, TOTALS_SIZE>;  // decay over each run
+var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;  // decay over each run
 var<workgroup> gate: array<f32, GATE_COUNT>;           // [token][sub-step]
 var<workgroup> norms: array<f32, NORM_COUNT>;
 
@@ -93,46 +93,42 @@ fn main(
     gate[i] = x;
   }
 
-  // This thread's channels d, d + 1 of tokens run RUN .. run RUN + RUN - 1.
-  let pair = lid % PAIRS;
-  let run = lid / PAIRS;
-  let d = pair * 2u;
+  // This thread's channels d .. d + 3 of tokens run RUN .. run RUN + RUN - 1.
+  let quad = lid % QUADS;
+  let run = lid / QUADS;
+  let d = quad * 4u;
   let working = run < RUNS;
-  var alpha: array<vec2<f32>, 8>;
-  var query: array<vec2<f16>, 8>;
-  var read: array<vec2<f16>, 32>;   // [N][RUN]
-  var write: array<vec2<f16>, 32>;  // [N][RUN], without gates
-  var total = vec2<f32>(1.0);
-  for (var t = 0u; t < RUN; t++) {
+  var alpha: array<vec4<f32>, 4>;
+  var query: array<vec4<f16>, 4>;
+  var read: array<vec4<f16>, 16>;   // [N][RUN]
+  var write: array<vec4<f16>, 16>;  // [N][RUN], without gates
+  var total = vec4<f32>(1.0);
+  for (var t = 0u; t < RUN; t++) {  // unrolled
     let in_chunk = run * RUN + t;
     let token = first + in_chunk;
     let live = working && in_chunk < count;
-    var a = vec2<f32>(1.0);
-    var x = vec2<f32>();
-    if (live && d < K) {
-      a.x = alpha_at(token, h, d);
-      x.x = params.scale * query_at(token, in_chunk, h, d);
-    }
-    if (live && d + 1u < K) {
-      a.y = alpha_at(token, h, d + 1u);
-      x.y = params.scale * query_at(token, in_chunk, h, d + 1u);
+    var a = vec4<f32>(1.0);
+    var x = vec4<f32>();
+    for (var c = 0u; c < 4u; c++) {  // unrolled
+      if (live && d + c < K) {
+        a[c] = alpha_at(token, h, d + c);
+        x[c] = params.scale * query_at(token, in_chunk, h, d + c);
+      }
     }
     alpha[t] = a;
     total *= a;
-    query[t] = vec2<f16>(x);
-    for (var i = 0u; i < N; i++) {
-      var b = vec2<f32>();
-      var w = vec2<f32>();
-      if (live && d < K) {
-        b.x = read_at(token, in_chunk, i, h, d);
-        w.x = write_at(token, in_chunk, i, h, d);
+    query[t] = vec4<f16>(x);
+    for (var i = 0u; i < N; i++) {  // unrolled
+      var b = vec4<f32>();
+      var w = vec4<f32>();
+      for (var c = 0u; c < 4u; c++) {  // unrolled
+        if (live && d + c < K) {
+          b[c] = read_at(token, in_chunk, i, h, d + c);
+          w[c] = write_at(token, in_chunk, i, h, d + c);
+        }
       }
-      if (live && d + 1u < K) {
-        b.y = read_at(token, in_chunk, i, h, d + 1u);
-        w.y = write_at(token, in_chunk, i, h, d + 1u);
-      }
-      read[i * RUN + t] = vec2<f16>(b);
-      write[i * RUN + t] = vec2<f16>(w);
+      read[i * RUN + t] = vec4<f16>(b);
+      write[i * RUN + t] = vec4<f16>(w);
     }
   }
   if (working) {
@@ -142,37 +138,38 @@ fn main(
 
   // Reads and queries decayed from the start of the chunk, writes to its end.
   if (working) {
-    var from_start = vec2<f32>(1.0);
+    var from_start = vec4<f32>(1.0);
     for (var i = 0u; i < run; i++) {
-      from_start *= totals[i * PAIRS + pair];
+      from_start *= totals[i * QUADS + quad];
     }
-    var to_end = vec2<f32>(1.0);
+    var to_end = vec4<f32>(1.0);
     for (var i = run + 1u; i < RUNS; i++) {
-      to_end *= totals[i * PAIRS + pair];
+      to_end *= totals[i * QUADS + quad];
     }
     if (run == 0u) {
       let whole = total * to_end;
-      floats[floats_at + WHOLE_DECAY + d] = whole.x;
-      floats[floats_at + WHOLE_DECAY + d + 1u] = whole.y;
+      for (var c = 0u; c < 4u; c++) {  // unrolled
+        floats[floats_at + WHOLE_DECAY + d + c] = whole[c];
+      }
     }
-    for (var t = 0u; t < RUN; t++) {
+    for (var t = 0u; t < RUN; t++) {  // unrolled
       let in_chunk = run * RUN + t;
       let before = from_start;
       from_start *= alpha[t];
-      for (var i = 0u; i < N; i++) {
+      for (var i = 0u; i < N; i++) {  // unrolled
         let decay = select(from_start, before, UNDECAYED && i == 0u);
         let row = in_chunk * N + i;
-        halves[halves_at + tiled(row, d, LEFT_TILES) / 2u] = vec2<f16>(vec2<f32>(read[i * RUN + t]) * decay);
+        halves[halves_at + tiled(row, d, LEFT_TILES) / 4u] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
       }
-      halves[halves_at + tiled(R + in_chunk, d, LEFT_TILES) / 2u] = vec2<f16>(vec2<f32>(query[t]) * from_start);
+      halves[halves_at + tiled(R + in_chunk, d, LEFT_TILES) / 4u] = vec4<f16>(vec4<f32>(query[t]) * from_start);
     }
-    for (var back = 0u; back < RUN; back++) {
+    for (var back = 0u; back < RUN; back++) {  // unrolled
       let t = RUN - 1u - back;
       let in_chunk = run * RUN + t;
-      for (var i = 0u; i < N; i++) {
+      for (var i = 0u; i < N; i++) {  // unrolled
         let row = in_chunk * N + i;
-        let x = vec2<f32>(write[i * RUN + t]) * (to_end * gate[row]);
-        halves[halves_at + (WRITES + tiled(row, d, KEY_TILES)) / 2u] = vec2<f16>(x);
+        let x = vec4<f32>(write[i * RUN + t]) * (to_end * gate[row]);
+        halves[halves_at + (WRITES + tiled(row, d, KEY_TILES)) / 4u] = vec4<f16>(x);
       }
       to_end *= alpha[t];
     }
@@ -183,11 +180,11 @@ fn main(
     let second = level == LEVELS + 1u;
     let ones = (1u << level) - 1u;
     if (working && within) {
-      for (var t = 0u; t < RUN; t++) {
+      for (var t = 0u; t < RUN; t++) {  // unrolled
         let in_chunk = run * RUN + t;
         if ((in_chunk >= HALF) == second) {
-          let at = in_chunk % HALF * PITCH + pair;
-          for (var i = 0u; i < N; i++) {
+          let at = in_chunk % HALF * PITCH + quad;
+          for (var i = 0u; i < N; i++) {  // unrolled
             rows[i * HALF * PITCH + at] = read[i * RUN + t];
             columns[i * HALF * PITCH + at] = write[i * RUN + t];
           }
@@ -197,41 +194,41 @@ fn main(
     } else if (working) {
       // Blocks of this level may be longer than a run: what lies before and after this one in its block.
       let block = (run * RUN) >> level;
-      var factor = vec2<f32>(1.0);
+      var factor = vec4<f32>(1.0);
       for (var i = (block << level) / RUN; i < run; i++) {
-        factor *= totals[i * PAIRS + pair];
+        factor *= totals[i * QUADS + quad];
       }
-      for (var t = 0u; t < RUN; t++) {
+      for (var t = 0u; t < RUN; t++) {  // unrolled
         let in_chunk = run * RUN + t;
         if ((in_chunk & ones) == 0u) {
-          factor = vec2<f32>(1.0);
+          factor = vec4<f32>(1.0);
         }
         let before = factor;
         factor *= alpha[t];
         if (((in_chunk >> level) & 1u) == 1u) {
-          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + pair;
-          for (var i = 0u; i < N; i++) {
+          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
+          for (var i = 0u; i < N; i++) {  // unrolled
             // A read before the token's own decay sees one factor less.
             let decay = select(factor, before, UNDECAYED && i == 0u);
-            rows[i * HALF * PITCH + at] = vec2<f16>(vec2<f32>(read[i * RUN + t]) * decay);
+            rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
           }
-          rows[N * HALF * PITCH + at] = vec2<f16>(vec2<f32>(query[t]) * factor);
+          rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
         }
       }
-      factor = vec2<f32>(1.0);
+      factor = vec4<f32>(1.0);
       for (var i = run + 1u; i * RUN < (block + 1u) << level; i++) {
-        factor *= totals[i * PAIRS + pair];
+        factor *= totals[i * QUADS + quad];
       }
-      for (var back = 0u; back < RUN; back++) {
+      for (var back = 0u; back < RUN; back++) {  // unrolled
         let t = RUN - 1u - back;
         let in_chunk = run * RUN + t;
         if (((in_chunk + 1u) & ones) == 0u) {
-          factor = vec2<f32>(1.0);
+          factor = vec4<f32>(1.0);
         }
         if (((in_chunk >> level) & 1u) == 0u) {
-          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + pair;
-          for (var i = 0u; i < N; i++) {
-            columns[i * HALF * PITCH + at] = vec2<f16>(vec2<f32>(write[i * RUN + t]) * factor);
+          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
+          for (var i = 0u; i < N; i++) {  // unrolled
+            columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * factor);
           }
         }
         factor *= alpha[t];
@@ -246,8 +243,8 @@ fn main(
       let columns_at = tile % ACROSS * EDGE * PITCH;
       var sum = MatrixSum();
       for (var x = 0u; x < KEY_TILES; x++) {
-        let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 2u], PITCH);
-        let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 2u], PITCH);
+        let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 4u], PITCH);
+        let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 4u], PITCH);
         sum = coopMultiplyAdd(left, right, sum);
       }
       coopStoreT(sum, &products[tile * TILE], EDGE);

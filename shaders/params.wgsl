@@ -29,7 +29,7 @@ struct Params {
   a_log_at: u32,
   dt_bias_at: u32,
   scratch_at: u32,
-  halves_at: u32,      // matrix tier, in pairs of float16
+  halves_at: u32,      // matrix tier, in vec4s of float16
   unused: u32,
 }
 

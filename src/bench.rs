@@ -275,8 +275,9 @@ pub fn prefill_passes(
         sample(engine, once, &|pass| {
             call.record_into(pass, 0..call.steps());
         })?;
-        [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Fold, Pass::Scan]
+        Pass::ALL
             .into_iter()
+            .filter(|&which| call.has(which))
             .map(|which| {
                 let mut times = sample(engine, effort, &|pass| call.record_only(pass, which))?;
                 times.sort_by(f64::total_cmp);

@@ -253,6 +253,11 @@ impl Call {
         self.record_into(&mut pass, steps);
     }
 
+    /// Whether the pass occurs.
+    pub(crate) fn has(&self, pass: Pass) -> bool {
+        self.steps.iter().flatten().any(|d| d.pass == pass)
+    }
+
     /// Records the dispatches of one pass alone, for timing it.
     pub(crate) fn record_only(&self, compute: &mut wgpu::ComputePass<'_>, pass: Pass) {
         for dispatch in self.steps.iter().flatten().filter(|d| d.pass == pass) {
@@ -697,8 +702,9 @@ impl Kernels {
                 },
             );
             let (words, halves) = step.scratch_parts(&plan.shape);
+            // (Counted in vec4s of float16; both parts start at multiples of 16 bytes.)
             let (at, range) = self.range("scratch", scratch, halves, 4)?;
-            params.halves_at = at;
+            params.halves_at = at / 2;
             bound.set(Binding::Halves, range);
             let (at, range) = self.range("scratch", scratch, words, 4)?;
             // The scan views scratch memory in vec4s, the bytes before it included.
@@ -1300,7 +1306,10 @@ impl Kernels {
             }
         }
         let constants = shaders::constants(pass, problem, shape);
-        let pipeline = self.pipeline(pass, variant, &constants)?;
+        let unrolled = shape
+            .and_then(|s| Some(s.matrix?.unrolled(s.tokens, s.substeps, s.key_pad)))
+            .unwrap_or_default();
+        let pipeline = self.pipeline(pass, variant, &constants, &unrolled)?;
         let entries: Vec<_> = list
             .iter()
             .map(|&(binding, _)| {
@@ -1335,6 +1344,7 @@ impl Kernels {
         pass: Pass,
         variant: Variant,
         constants: &[(&'static str, f64)],
+        unrolled: &[(&'static str, usize)],
     ) -> Result<Arc<Pipeline>> {
         let key = PipelineKey {
             pass,
@@ -1371,10 +1381,11 @@ impl Kernels {
                 count: None,
             })
             .collect();
+        let text = shaders::unroll(&shaders::source(pass, variant), unrolled);
         let built = guarded(&self.device, pass.name(), 0, || {
             let source = wgpu::ShaderModuleDescriptor {
                 label: Some(pass.name()),
-                source: wgpu::ShaderSource::Wgsl(shaders::source(pass, variant).into()),
+                source: wgpu::ShaderSource::Wgsl(text.into()),
             };
             // Software drivers compile unrolled loops for seconds and gain nothing by it.
             let checks = if self.software {

@@ -90,13 +90,13 @@ impl MatrixShape {
             ));
         }
         let contents = c * factors;
-        let pairs_threads = (kp / 2 * (c / 8)).next_multiple_of(64).max(64);
+        let pairs_threads = (kp / 4 * (c / 4)).next_multiple_of(64);
         let row_tiles = (r + c) / units.edge;
         let divisors = |most: usize| (1..=most).rev().find(|g| row_tiles.is_multiple_of(*g));
         let mut shape = Self {
             units,
             floats: (r + c) * r + kp + 4,
-            halves: ((r + c) * (kp + contents) + r * kp) / 2,
+            halves: ((r + c) * (kp + contents + r) + r * kp) / 2,
             columns: 16,
             row_groups: divisors(6).unwrap_or(1),
             step_groups: 1,
@@ -155,31 +155,33 @@ impl MatrixShape {
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
     fn pairs_memory(&self, n: usize, c: usize, kp: usize, factors: usize) -> usize {
         let edge = self.units.edge;
-        let pitch = kp / 2 + 4;
+        let pitch = kp + 8;
         let down = ((n + 1) * c / 2).next_multiple_of(edge);
         let across = (n * c / 2).next_multiple_of(edge);
-        4 * (down * pitch + across * pitch + down * across)
-            + 8 * (c / 8) * (kp / 2)
+        2 * (down + across) * pitch
+            + 4 * down * across
+            + 16 * (c / 4) * (kp / 4)
             + 4 * (n * c + (2 + factors) * c)
             + 96
     }
 
-    fn work(&self, r: usize) -> usize {
-        (r * (r + 1)).max(SOLVE_THREADS / self.units.subgroup * self.units.edge * self.units.edge)
-    }
-
-    fn merge(r: usize) -> usize {
-        let mut most = 1;
+    /// vec4s of the solve pass's two arrays, as `shaders/matrix_solve.wgsl` uses them.
+    fn solve_arrays(&self, c: usize, r: usize) -> [usize; 2] {
+        let tiles = 2 * SOLVE_THREADS / self.units.subgroup * self.units.edge.pow(2);
+        let mut merge = 1;
         let mut size = 16;
         while size < r {
-            most = most.max(r.div_ceil(2 * size) * size * size);
+            merge = merge.max(r.div_ceil(2 * size) * size * size / 4);
             size *= 2;
         }
-        most
+        [
+            (r * (r / 4 + 1)).max(tiles / 4),
+            merge.max(r * (c / 4 + 1)).max(c * r / 4),
+        ]
     }
 
     fn solve_memory(&self, c: usize, r: usize) -> usize {
-        4 * (self.work(r) + r * (c + 1) + Self::merge(r)) + 2 * (r + c) * (r + 8) + 96
+        16 * self.solve_arrays(c, r).iter().sum::<usize>() + 96
     }
 
     fn state_rows(&self, kp: usize) -> usize {
@@ -207,6 +209,26 @@ impl MatrixShape {
             + 128
     }
 
+    /// Bounds of the loops that are written out, see [`super::shaders::unroll`].
+    pub fn unrolled(&self, tokens: usize, substeps: usize, kp: usize) -> Vec<(&'static str, usize)> {
+        let edge = self.units.edge;
+        let row_tiles = (substeps + tokens) / edge;
+        let groups = self.row_groups * self.step_groups;
+        vec![
+            ("ROW_TILES", row_tiles),
+            ("ROWS_EACH", row_tiles / self.row_groups),
+            ("STATE_EACH", (kp / edge).div_ceil(groups)),
+            (
+                "TOKENS_EACH",
+                (tokens / 4).div_ceil(SOLVE_THREADS / substeps),
+            ),
+            ("N", substeps / tokens),
+            ("RUN", 4),
+            ("4u", 4),
+            ("BLOCK", 16),
+        ]
+    }
+
     /// Override constants of a pass of this tier, beyond those of the problem.
     pub fn constants(&self, pass: Pass, tokens: usize, substeps: usize, kp: usize) -> Vec<(&'static str, f64)> {
         let mut out = vec![("CHUNK", tokens as f64), ("KP", kp as f64)];
@@ -220,12 +242,11 @@ impl MatrixShape {
             ]),
             Pass::MatrixSolve => {
                 let subgroups = SOLVE_THREADS / self.units.subgroup;
-                let tile = self.units.edge * self.units.edge;
+                let [work, side] = self.solve_arrays(tokens, substeps);
                 out.extend([
                     ("SUBGROUPS", subgroups as f64),
-                    ("STAGE", (self.work(substeps) / (subgroups * tile)) as f64),
-                    ("WORK_SIZE", self.work(substeps) as f64),
-                    ("MERGE_SIZE", Self::merge(substeps) as f64),
+                    ("WORK_SIZE", work as f64),
+                    ("SIDE_SIZE", side as f64),
                 ]);
             }
             _ => out.extend([

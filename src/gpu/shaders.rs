@@ -331,6 +331,64 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         .join("\n")
 }
 
+/// Writes out the loops marked `// unrolled`, whose bounds are named in `bounds`: drivers keep an array of
+/// cooperative matrices in registers only where every index is a constant, and do not unroll such loops themselves.
+///
+/// A marked loop reads `for (var i = 0u; i < BOUND; i++) {  // unrolled`, starts a line and ends with a line of its own.
+pub fn unroll(text: &str, bounds: &[(&'static str, usize)]) -> String {
+    let mut out = String::with_capacity(2 * text.len());
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let Some((name, count)) = unrolled_loop(line, bounds) else {
+            out.push_str(line);
+            out.push('\n');
+            continue;
+        };
+        let mut depth = 1;
+        let mut body = String::new();
+        for inner in lines.by_ref() {
+            depth += inner.matches('{').count();
+            depth -= inner.matches('}').count();
+            if depth == 0 {
+                break;
+            }
+            body.push_str(inner);
+            body.push('\n');
+        }
+        let body = unroll(&body, bounds);
+        for i in 0..count {
+            out.push_str("{\n");
+            out.push_str(&replace_word(&body, name, &format!("{i}u")));
+            out.push_str("}\n");
+        }
+    }
+    out
+}
+
+/// The counter and the number of iterations of a loop to be written out.
+fn unrolled_loop<'a>(line: &'a str, bounds: &[(&'static str, usize)]) -> Option<(&'a str, usize)> {
+    let head = line.trim().strip_suffix("// unrolled")?.trim_end();
+    let head = head.strip_prefix("for (var ")?.strip_suffix("++) {")?;
+    let (name, rest) = head.split_once(" = 0u; ")?;
+    let bound = rest.split_once(" < ")?.1.split_once("; ")?.0;
+    let count = bounds.iter().find(|(b, _)| *b == bound)?.1;
+    Some((name, count))
+}
+
+fn replace_word(text: &str, word: &str, with: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    let part_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    while let Some(at) = rest.find(word) {
+        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+        let whole = !before.ends_with(part_of_name) && !after.starts_with(part_of_name);
+        out.push_str(before);
+        out.push_str(if whole { with } else { word });
+        rest = after;
+    }
+    out + rest
+}
+
 /// Which operands take the two rule-specific bindings.
 pub fn own_operands(problem: &Problem) -> (Option<Operand>, Option<Operand>) {
     let used = |o: &Operand| problem.uses(*o);
