@@ -105,15 +105,17 @@ fn main(
   var total = vec4<f32>(1.0);
   for (var t = 0u; t < RUN; t++) {  // unrolled
     let in_chunk = run * RUN + t;
-    let token = first + in_chunk;
     let live = working && in_chunk < count;
+    // What is not there is read from the last token or channel and dropped: loads without branches overlap.
+    let at = min(in_chunk, count - 1u);
+    let token = first + at;
     var a = vec4<f32>(1.0);
     var x = vec4<f32>();
     for (var c = 0u; c < 4u; c++) {  // unrolled
-      if (live && d + c < K) {
-        a[c] = alpha_at(token, h, d + c);
-        x[c] = params.scale * query_at(token, in_chunk, h, d + c);
-      }
+      let channel = min(d + c, K - 1u);
+      let there = live && d + c < K;
+      a[c] = select(1.0, alpha_at(token, h, channel), there);
+      x[c] = select(0.0, params.scale * query_at(token, at, h, channel), there);
     }
     alpha[t] = a;
     total *= a;
@@ -122,10 +124,10 @@ fn main(
       var b = vec4<f32>();
       var w = vec4<f32>();
       for (var c = 0u; c < 4u; c++) {  // unrolled
-        if (live && d + c < K) {
-          b[c] = read_at(token, in_chunk, i, h, d + c);
-          w[c] = write_at(token, in_chunk, i, h, d + c);
-        }
+        let channel = min(d + c, K - 1u);
+        let there = live && d + c < K;
+        b[c] = select(0.0, read_at(token, at, i, h, channel), there);
+        w[c] = select(0.0, write_at(token, at, i, h, channel), there);
       }
       read[i * RUN + t] = vec4<f16>(b);
       write[i * RUN + t] = vec4<f16>(w);
@@ -251,32 +253,30 @@ fn main(
     }
     workgroupBarrier();
 
-    for (var i = lid; i < PRODUCTS_SIZE; i += THREADS) {
-      let row = i / TILE / ACROSS * EDGE + i % TILE / EDGE;
-      let column = i / TILE % ACROSS * EDGE + i % EDGE;
-      let step = row / HALF;
-      let column_step = column / HALF;
-      let row_token = row % HALF;
-      let column_token = column % HALF;
-      var keep = step <= N && column_step < N;
+    // What is kept: per step and column step, for each row token the column tokens of its block.
+    let kept = select(level, 0u, within);
+    for (var i = lid; i < (N + 1u) * N * HALF << kept; i += THREADS) {
+      let row_token = (i >> kept) % HALF;
+      let column_token = (row_token >> kept << kept) | (i & ((1u << kept) - 1u));
+      let steps = (i >> kept) / HALF;
+      let step = steps / N;
+      let column_step = steps % N;
       var t: u32;
       var s: u32;
       if (within) {
-        keep = keep && row_token == column_token && step > column_step;
         t = row_token + select(0u, HALF, second);
         s = t;
       } else {
-        keep = keep && row_token >> level == column_token >> level;
         t = (row_token >> level << (level + 1u)) | (1u << level) | (row_token & ones);
         s = (column_token >> level << (level + 1u)) | (column_token & ones);
       }
-      if (keep) {
-        let x = products[i] * gate[s * N + column_step];
-        if (step == N) {
-          floats[floats_at + MASKED + t * R + s * N + column_step] = x;
-        } else {
-          floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x;
-        }
+      let row = step * HALF + row_token;
+      let column = column_step * HALF + column_token;
+      let x = products[(row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE];
+      if (step == N) {
+        floats[floats_at + MASKED + t * R + s * N + column_step] = x * gate[s * N + column_step];
+      } else if (!within || step > column_step) {
+        floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x * gate[s * N + column_step];
       }
     }
   }

@@ -22,40 +22,44 @@ override STEP_GROUPS: u32 = 1u;
 override GROUPS: u32 = ROW_GROUPS * STEP_GROUPS;
 override ROWS_EACH: u32 = ROW_TILES / ROW_GROUPS;    // at most 16
 override STEPS_EACH: u32 = LEFT_TILES / STEP_GROUPS;
+override WRITE_STEPS: u32 = R / EDGE;
 override STATE_EACH: u32 = (KEY_TILES + GROUPS - 1u) / GROUPS;  // at most 16
 // Matrices in workgroup memory are rows of VB / 4 vec4; those of float16 have two more, to spread the banks.
 override QUADS: u32 = VB / 4u;
 override PITCH: u32 = QUADS + 2u;
 override STATE_SIZE: u32 = STATE_EACH * GROUPS * EDGE * QUADS;
 override SUMS_SIZE: u32 = STEP_GROUPS * (R + CHUNK) * QUADS;
-override CONTENTS_SIZE: u32 = CF * QUADS;
+// How many vec4 of S, of Z and of O a thread has to do with, and of U.
+override STATE_ROUNDS: u32 = (KP * QUADS + THREADS - 1u) / THREADS;
+override CONTENT_ROUNDS: u32 = (CF * QUADS + THREADS - 1u) / THREADS;
+override OUTPUT_ROUNDS: u32 = (CHUNK * QUADS + THREADS - 1u) / THREADS;
+override U_ROUNDS: u32 = (R * QUADS + THREADS - 1u) / THREADS;
 override OPERAND_SIZE: u32 = max(KP + CF, R) * PITCH;
 
 var<workgroup> s: array<vec4<f32>, STATE_SIZE>;           // [K][VB]
 var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // [STEP_GROUPS][R + C][VB]
-var<workgroup> contents: array<vec4<f32>, CONTENTS_SIZE>; // [CF][VB]
 var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // (S; Z), then U
-var<workgroup> largest: atomic<u32>;
+// One word is used: with 16 bytes, whatever follows stays aligned as matrix loads need it.
+var<workgroup> largest: array<atomic<u32>, 4>;
 
 // Pieces follow the chunks in the table: (first chunk, chunks, state, source).
 const SOURCE_INITIAL = 1u;
 const SOURCE_CARRIED = 2u;
 
-fn load_contents(chunk: u32, h: u32, column: u32, lid: u32) {
+// vec4 number `i` of a chunk's contents [CF][VB].
+fn contents_at(chunk: u32, h: u32, column: u32, i: u32) -> vec4<f32> {
   let first = table[chunk].x;
   let count = table[chunk].y;
-  for (var i = lid; i < CONTENTS_SIZE; i += THREADS) {
-    let row = i / QUADS;
-    let t = row / FACTORS;
-    var z = vec4<f32>();
-    for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = column + i % QUADS * 4u + q;
-      if (t < count && c < V) {
-        z[q] = content_at(first + t, row % FACTORS * PATTERN + PATTERN - 1u, h, c);
-      }
-    }
-    contents[i] = z;
+  let row = min(i / QUADS, CF - 1u);
+  let t = min(row / FACTORS, count - 1u);
+  var z = vec4<f32>();
+  for (var q = 0u; q < 4u; q++) {  // unrolled
+    // What is not there is read from the last row or column and dropped: loads without branches overlap.
+    let c = column + i % QUADS * 4u + q;
+    let x = content_at(first + t, row % FACTORS * PATTERN + PATTERN - 1u, h, min(c, V - 1u));
+    z[q] = select(0.0, x, row / FACTORS < count && c < V);
   }
+  return z;
 }
 
 fn largest_of(x: vec4<f32>) -> f32 {
@@ -84,6 +88,7 @@ fn main(
   let tile_column = subgroup / GROUPS * (EDGE / 4u);
   let row_tile = subgroup % ROW_GROUPS * ROWS_EACH;
   let step_group = subgroup % GROUPS / ROW_GROUPS;
+  let step_tile = step_group * STEPS_EACH;
   let state_tile = subgroup % GROUPS * STATE_EACH;
 
   for (var i = lid; i < STATE_SIZE; i += THREADS) {
@@ -103,54 +108,90 @@ fn main(
     s[i] = x;
   }
   if (lid == 0u) {
-    atomicStore(&largest, 0u);
-  }
-  if (piece.y > 0u) {
-    load_contents(piece.x, h, column, lid);
+    atomicStore(&largest[0], 0u);
   }
   workgroupBarrier();
 
+  // What the next chunk needs of scratch memory and contents is asked for while this one computes.
+  var left: array<MatrixLeft, 128>;      // [ROWS_EACH][STEPS_EACH]
+  var write: array<MatrixLeft, 128>;     // [STATE_EACH][R / EDGE]
+  var z: array<vec4<f32>, 32>;           // [CONTENT_ROUNDS]
+  var decay: array<f32, 64>;             // [STATE_ROUNDS]
+  var floats_at = floats_base(piece.x, head);
+  var halves_at = halves_base(piece.x, head);
+  if (piece.y > 0u) {
+    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
+      for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
+        let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
+        left[i * STEPS_EACH + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
+      }
+    }
+    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
+      z[y] = contents_at(piece.x, h, column, lid + y * THREADS);
+    }
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      decay[y] = floats[floats_at + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
+    }
+  }
+
   for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
-    let floats_at = floats_base(chunk, head);
-    let halves_at = halves_base(chunk, head);
+    let first = table[chunk].x;
+    let count = table[chunk].y;
+    let unit = floats[floats_at + UNIT];
+    let next = min(chunk + 1u, piece.x + piece.y - 1u);
 
     // (S; Z) as float16 in units of 2^e, and what S keeps.
+    var old: array<vec4<f32>, 64>;       // [STATE_ROUNDS]
     var peak = 0.0;
-    for (var i = lid; i < KP * QUADS; i += THREADS) {
-      peak = max(peak, largest_of(s[i]));
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      old[y] = s[min(lid + y * THREADS, KP * QUADS - 1u)];
+      peak = max(peak, largest_of(old[y]));
     }
-    for (var i = lid; i < CONTENTS_SIZE; i += THREADS) {
-      peak = max(peak, largest_of(contents[i]));
+    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
+      peak = max(peak, largest_of(z[y]));
     }
     peak = subgroupMax(peak);
     if (lane == 0u) {
-      atomicMax(&largest, bitcast<u32>(peak));
+      atomicMax(&largest[0], bitcast<u32>(peak));
     }
     workgroupBarrier();
-    let exponent = clamp(atomicLoad(&largest) >> 23u, 4u, 253u);
+    let exponent = clamp(atomicLoad(&largest[0]) >> 23u, 4u, 253u);
     let up = bitcast<f32>((257u - exponent) << 23u);
     let down = bitcast<f32>((exponent - 3u) << 23u);
-    for (var i = lid; i < KP * QUADS; i += THREADS) {
-      let x = s[i];
-      operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(x * up);
-      s[i] = x * floats[floats_at + WHOLE_DECAY + i / QUADS];
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      let i = lid + y * THREADS;
+      if (i < KP * QUADS) {
+        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(old[y] * up);
+        s[i] = old[y] * decay[y];
+      }
     }
-    for (var i = lid; i < CONTENTS_SIZE; i += THREADS) {
-      operand[(KP + i / QUADS) * PITCH + i % QUADS] = vec4<f16>(contents[i] * up);
+    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
+      let i = lid + y * THREADS;
+      if (i < CF * QUADS) {
+        operand[(KP + i / QUADS) * PITCH + i % QUADS] = vec4<f16>(z[y] * up);
+      }
     }
     workgroupBarrier();
+
+    for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
+      for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
+        let at = halves_at + (WRITES + (x * KEY_TILES + min(state_tile + i, KEY_TILES - 1u)) * TILE) / 4u;
+        write[i * WRITE_STEPS + x] = coopLoad<MatrixLeft>(&halves[at], EDGE / 4u);
+      }
+    }
+    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
+      z[y] = contents_at(next, h, column, lid + y * THREADS);
+    }
 
     // (U; O).
     var acc: array<MatrixSum, 16>;
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
       acc[i] = MatrixSum();
     }
-    for (var x = 0u; x < STEPS_EACH; x++) {
-      let step = step_group * STEPS_EACH + x;
-      let right = coopLoadT<MatrixRight>(&operand[step * EDGE * PITCH + tile_column], PITCH);
+    for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
+      let right = coopLoadT<MatrixRight>(&operand[(step_tile + x) * EDGE * PITCH + tile_column], PITCH);
       for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-        let at = halves_at + ((row_tile + i) * LEFT_TILES + step) * (TILE / 4u);
-        acc[i] = coopMultiplyAdd(coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u), right, acc[i]);
+        acc[i] = coopMultiplyAdd(left[i * STEPS_EACH + x], right, acc[i]);
       }
     }
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
@@ -159,24 +200,25 @@ fn main(
     }
     workgroupBarrier();
 
-    let first = table[chunk].x;
-    let count = table[chunk].y;
-    let unit = floats[floats_at + UNIT];
-    for (var i = lid; i < R * QUADS; i += THREADS) {
-      var x = sums[i];
-      for (var g = 1u; g < STEP_GROUPS; g++) {
-        x += sums[g * (R + CHUNK) * QUADS + i];
+    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
+      let i = lid + y * THREADS;
+      if (i < R * QUADS) {
+        var x = sums[i];
+        for (var g = 1u; g < STEP_GROUPS; g++) {
+          x += sums[g * (R + CHUNK) * QUADS + i];
+        }
+        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(x * unit);
       }
-      operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(x * unit);
     }
-    for (var i = lid; i < CHUNK * QUADS; i += THREADS) {
-      var x = sums[R * QUADS + i];
-      for (var g = 1u; g < STEP_GROUPS; g++) {
-        x += sums[(g * (R + CHUNK) + R) * QUADS + i];
-      }
-      x *= down;
+    for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
+      let i = lid + y * THREADS;
       let t = i / QUADS;
-      if (t < count) {
+      if (t < min(count, CHUNK)) {
+        var x = sums[R * QUADS + i];
+        for (var g = 1u; g < STEP_GROUPS; g++) {
+          x += sums[(g * (R + CHUNK) + R) * QUADS + i];
+        }
+        x *= down;
         let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + i % QUADS * 4u;
         for (var q = 0u; q < 4u; q++) {  // unrolled
           if (column + i % QUADS * 4u + q < V) {
@@ -186,23 +228,30 @@ fn main(
       }
     }
     if (lid == 0u) {
-      atomicStore(&largest, 0u);
-    }
-    if (chunk + 1u < piece.x + piece.y) {
-      load_contents(chunk + 1u, h, column, lid);
+      atomicStore(&largest[0], 0u);
     }
     workgroupBarrier();
+
+    floats_at = floats_base(next, head);
+    halves_at = halves_base(next, head);
+    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
+      for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
+        let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
+        left[i * STEPS_EACH + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
+      }
+    }
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      decay[y] = floats[floats_at + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
+    }
 
     // The new state.
     for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
       acc[i] = MatrixSum();
     }
-    for (var x = 0u; x < R / EDGE; x++) {
+    for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
       let right = coopLoadT<MatrixRight>(&operand[x * EDGE * PITCH + tile_column], PITCH);
       for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-        let tile = min(state_tile + i, KEY_TILES - 1u);
-        let at = halves_at + (WRITES + (x * KEY_TILES + tile) * TILE) / 4u;
-        acc[i] = coopMultiplyAdd(coopLoad<MatrixLeft>(&halves[at], EDGE / 4u), right, acc[i]);
+        acc[i] = coopMultiplyAdd(write[i * WRITE_STEPS + x], right, acc[i]);
       }
     }
     let back = down / unit;

@@ -1307,7 +1307,7 @@ impl Kernels {
         }
         let constants = shaders::constants(pass, problem, shape);
         let unrolled = shape
-            .and_then(|s| Some(s.matrix?.unrolled(s.tokens, s.substeps, s.key_pad)))
+            .and_then(|s| Some(s.matrix?.unrolled(s.tokens, s.substeps, s.key_pad, problem.rule.update().factors)))
             .unwrap_or_default();
         let pipeline = self.pipeline(pass, variant, &constants, &unrolled)?;
         let entries: Vec<_> = list
@@ -1381,7 +1381,17 @@ impl Kernels {
                 count: None,
             })
             .collect();
-        let text = shaders::unroll(&shaders::source(pass, variant), unrolled);
+        let mut text = shaders::source(pass, variant);
+        if let Ok(list) = std::env::var("EDA_PATCH") { // DEVONLY
+            for file in list.split(',').filter(|f| !f.is_empty()) {
+                let body = std::fs::read_to_string(file).expect("patch");
+                for part in body.split("=====\n").filter(|p| p.contains("-----\n")) {
+                    let (x, y) = part.split_once("-----\n").expect("pair");
+                    text = text.replace(x.trim_end_matches('\n'), y.trim_end_matches('\n'));
+                }
+            }
+        }
+        let text = shaders::unroll(&text, unrolled);
         let built = guarded(&self.device, pass.name(), 0, || {
             let source = wgpu::ShaderModuleDescriptor {
                 label: Some(pass.name()),

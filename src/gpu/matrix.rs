@@ -190,7 +190,7 @@ impl MatrixShape {
     }
 
     fn scan_memory(&self, c: usize, r: usize, kp: usize, contents: usize) -> usize {
-        4 * self.columns * (self.state_rows(kp) + self.step_groups * (r + c) + contents)
+        4 * self.columns * (self.state_rows(kp) + self.step_groups * (r + c))
             + 2 * (kp + contents).max(r) * (self.columns + 8)
             + 96
     }
@@ -210,14 +210,28 @@ impl MatrixShape {
     }
 
     /// Bounds of the loops that are written out, see [`super::shaders::unroll`].
-    pub fn unrolled(&self, tokens: usize, substeps: usize, kp: usize) -> Vec<(&'static str, usize)> {
+    pub fn unrolled(
+        &self,
+        tokens: usize,
+        substeps: usize,
+        kp: usize,
+        factors: usize,
+    ) -> Vec<(&'static str, usize)> {
         let edge = self.units.edge;
+        let contents = tokens * factors;
+        let rounds = |rows: usize| (rows * self.columns / 4).div_ceil(self.scan_threads());
         let row_tiles = (substeps + tokens) / edge;
         let groups = self.row_groups * self.step_groups;
         vec![
             ("ROW_TILES", row_tiles),
             ("ROWS_EACH", row_tiles / self.row_groups),
             ("STATE_EACH", (kp / edge).div_ceil(groups)),
+            ("STEPS_EACH", (kp + contents) / edge / self.step_groups),
+            ("WRITE_STEPS", substeps / edge),
+            ("STATE_ROUNDS", rounds(kp)),
+            ("CONTENT_ROUNDS", rounds(contents)),
+            ("OUTPUT_ROUNDS", rounds(tokens)),
+            ("U_ROUNDS", rounds(substeps)),
             (
                 "TOKENS_EACH",
                 (tokens / 4).div_ceil(SOLVE_THREADS / substeps),
