@@ -12,7 +12,6 @@
 //   left      [R + C, KP + CF]  B over Q, then nothing  ->  -W over Q - A W, then T over A T (their columns with
 //                               contents)
 //   writes    [R, KP]           a_r decayed to the end of the chunk
-//   lower     [R + C, R]        T over A T
 //
 // With them (U; O) = left (S; Z) and S <- Diag(decay) S + writes^T U.
 
@@ -33,8 +32,7 @@ override KEY_TILES: u32 = KP / EDGE;
 override LEFT_TILES: u32 = (KP + CF) / EDGE;      // across
 override ROW_TILES: u32 = (R + CHUNK) / EDGE;         // down
 override WRITES: u32 = (R + CHUNK) * (KP + CF);
-override LOWER: u32 = WRITES + R * KP;
-override HALVES: u32 = LOWER + (R + CHUNK) * R;
+override HALVES: u32 = WRITES + R * KP;
 
 @group(0) @binding(1) var<storage, read> table: array<vec4<u32>>;
 

@@ -15,12 +15,13 @@
 
 override VB: u32 = 16u;
 override THREADS: u32 = 64u;
-// Subgroups: ROW_GROUPS x STEP_GROUPS x (VB / EDGE). Each has a column of tiles; of those above (U; O) every
-// ROW_GROUPS-th share, of the sums over (S; Z) every STEP_GROUPS-th.
+// Subgroups: ROW_GROUPS x STEP_GROUPS. Each has a share of the rows of (U; O), and of the sums over (S; Z), for all
+// columns, so that a tile of `left` or `writes` is read once: reading tiles from memory is what limits this pass.
 override ROW_GROUPS: u32 = 2u;
 override STEP_GROUPS: u32 = 1u;
 override GROUPS: u32 = ROW_GROUPS * STEP_GROUPS;
 override ROWS_EACH: u32 = ROW_TILES / ROW_GROUPS;    // at most 16
+override COLUMN_TILES: u32 = VB / EDGE;
 override STEPS_EACH: u32 = LEFT_TILES / STEP_GROUPS;
 override WRITE_STEPS: u32 = R / EDGE;
 override STATE_EACH: u32 = (KEY_TILES + GROUPS - 1u) / GROUPS;  // at most 16
@@ -46,10 +47,8 @@ var<workgroup> largest: array<atomic<u32>, 4>;
 const SOURCE_INITIAL = 1u;
 const SOURCE_CARRIED = 2u;
 
-// vec4 number `i` of a chunk's contents [CF][VB].
-fn contents_at(chunk: u32, h: u32, column: u32, i: u32) -> vec4<f32> {
-  let first = table[chunk].x;
-  let count = table[chunk].y;
+// vec4 number `i` of the contents [CF][VB] of a chunk with `count` tokens from `first`.
+fn contents_at(first: u32, count: u32, h: u32, column: u32, i: u32) -> vec4<f32> {
   let row = min(i / QUADS, CF - 1u);
   let t = min(row / FACTORS, count - 1u);
   var z = vec4<f32>();
@@ -85,11 +84,10 @@ fn main(
   let h = params.first_head + head;
   let piece = table[params.chunk_count + item / column_blocks / params.head_count];
   let state_base = (piece.z * params.value_heads + h) * K * V + column;
-  let tile_column = subgroup / GROUPS * (EDGE / 4u);
   let row_tile = subgroup % ROW_GROUPS * ROWS_EACH;
-  let step_group = subgroup % GROUPS / ROW_GROUPS;
+  let step_group = subgroup / ROW_GROUPS;
   let step_tile = step_group * STEPS_EACH;
-  let state_tile = subgroup % GROUPS * STATE_EACH;
+  let state_tile = subgroup * STATE_EACH;
 
   for (var i = lid; i < STATE_SIZE; i += THREADS) {
     let d = i / QUADS;
@@ -117,9 +115,14 @@ fn main(
   var write: array<MatrixLeft, 128>;     // [STATE_EACH][R / EDGE]
   var z: array<vec4<f32>, 32>;           // [CONTENT_ROUNDS]
   var decay: array<f32, 64>;             // [STATE_ROUNDS]
-  var floats_at = floats_base(piece.x, head);
+  let last = max(piece.x + piece.y, 1u) - 1u;
   var halves_at = halves_base(piece.x, head);
+  var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
+  var next_rows = table[min(piece.x + 1u, last)].xy;
+  var unit = 1.0;
   if (piece.y > 0u) {
+    let floats_at = floats_base(piece.x, head);
+    unit = floats[floats_at + UNIT];
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
       for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
         let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
@@ -127,7 +130,7 @@ fn main(
       }
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
-      z[y] = contents_at(piece.x, h, column, lid + y * THREADS);
+      z[y] = contents_at(rows.x, rows.y, h, column, lid + y * THREADS);
     }
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
       decay[y] = floats[floats_at + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
@@ -135,10 +138,9 @@ fn main(
   }
 
   for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
-    let first = table[chunk].x;
-    let count = table[chunk].y;
-    let unit = floats[floats_at + UNIT];
-    let next = min(chunk + 1u, piece.x + piece.y - 1u);
+    let first = rows.x;
+    let count = rows.y;
+    let next = min(chunk + 1u, last);
 
     // (S; Z) as float16 in units of 2^e, and what S keeps.
     var old: array<vec4<f32>, 64>;       // [STATE_ROUNDS]
@@ -180,23 +182,37 @@ fn main(
       }
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
-      z[y] = contents_at(next, h, column, lid + y * THREADS);
+      z[y] = contents_at(next_rows.x, next_rows.y, h, column, lid + y * THREADS);
+    }
+    rows = next_rows;
+    next_rows = table[min(chunk + 2u, last)].xy;
+    let next_floats = floats_base(next, head);
+    let next_unit = floats[next_floats + UNIT];
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      decay[y] = floats[next_floats + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
     }
 
     // (U; O).
-    var acc: array<MatrixSum, 16>;
+    var acc: array<MatrixSum, 64>;       // [rows][COLUMN_TILES]
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      acc[i] = MatrixSum();
+      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
+        acc[i * COLUMN_TILES + j] = MatrixSum();
+      }
     }
     for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
-      let right = coopLoadT<MatrixRight>(&operand[(step_tile + x) * EDGE * PITCH + tile_column], PITCH);
-      for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-        acc[i] = coopMultiplyAdd(left[i * STEPS_EACH + x], right, acc[i]);
+      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
+        let at = (step_tile + x) * EDGE * PITCH + j * EDGE / 4u;
+        let right = coopLoadT<MatrixRight>(&operand[at], PITCH);
+        for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
+          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(left[i * STEPS_EACH + x], right, acc[i * COLUMN_TILES + j]);
+        }
       }
     }
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      let row = step_group * (R + CHUNK) + (row_tile + i) * EDGE;
-      coopStoreT(acc[i], &sums[row * QUADS + tile_column], QUADS);
+      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
+        let row = step_group * (R + CHUNK) + (row_tile + i) * EDGE;
+        coopStoreT(acc[i * COLUMN_TILES + j], &sums[row * QUADS + j * EDGE / 4u], QUADS);
+      }
     }
     workgroupBarrier();
 
@@ -232,7 +248,6 @@ fn main(
     }
     workgroupBarrier();
 
-    floats_at = floats_base(next, head);
     halves_at = halves_base(next, head);
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
       for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
@@ -240,26 +255,30 @@ fn main(
         left[i * STEPS_EACH + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
       }
     }
-    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      decay[y] = floats[floats_at + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
-    }
 
     // The new state.
     for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-      acc[i] = MatrixSum();
+      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
+        acc[i * COLUMN_TILES + j] = MatrixSum();
+      }
     }
     for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
-      let right = coopLoadT<MatrixRight>(&operand[x * EDGE * PITCH + tile_column], PITCH);
-      for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-        acc[i] = coopMultiplyAdd(write[i * WRITE_STEPS + x], right, acc[i]);
+      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
+        let right = coopLoadT<MatrixRight>(&operand[x * EDGE * PITCH + j * EDGE / 4u], PITCH);
+        for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
+          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(write[i * WRITE_STEPS + x], right, acc[i * COLUMN_TILES + j]);
+        }
       }
     }
     let back = down / unit;
+    unit = next_unit;
     for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-      // Tiles beyond K have rows of their own, which nothing reads.
-      let at = (state_tile + i) * EDGE * QUADS + tile_column;
-      let sum = coopLoadT<MatrixSum>(&s[at], QUADS) + back * acc[i];
-      coopStoreT(sum, &s[at], QUADS);
+      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
+        // Tiles beyond K have rows of their own, which nothing reads.
+        let at = (state_tile + i) * EDGE * QUADS + j * EDGE / 4u;
+        let sum = coopLoadT<MatrixSum>(&s[at], QUADS) + back * acc[i * COLUMN_TILES + j];
+        coopStoreT(sum, &s[at], QUADS);
+      }
     }
     workgroupBarrier();
   }

@@ -21,10 +21,14 @@ override SIDE_SIZE: u32 = 576u;
 override WORK_SIZE: u32 = 1088u;
 override COLUMN_ROUNDS: u32 = (KEY_TILES + SUBGROUPS - 1u) / SUBGROUPS;
 override LOWER_TILES: u32 = R / EDGE;
+override LOWER_PITCH: u32 = R / 4u + 2u;
+override LOWER_SIZE: u32 = (R + CHUNK) * LOWER_PITCH;
 
 var<workgroup> work: array<vec4<f32>, WORK_SIZE>;  // L, then T, then two tiles a subgroup
+var<workgroup> lower: array<vec4<f16>, LOWER_SIZE>; // T over A T
 var<workgroup> side: array<vec4<f32>, SIDE_SIZE>;  // L_21 X_11, then A transposed [R][C], then A T [C][R]
-var<workgroup> largest: array<atomic<u32>, 2>;     // bits of max |T| and max |W|
+// Bits of max |T| and max |W|; with 16 bytes, whatever follows stays aligned as matrix loads need it.
+var<workgroup> largest: array<atomic<u32>, 4>;
 
 fn lower_triangle(x: vec4<f32>, r: u32, c: u32) -> vec4<f32> {
   return select(vec4<f32>(), x, vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(r));
@@ -176,7 +180,7 @@ fn main(
       y = side[i - R * R / 4u];
     }
     peak = max(peak, largest_of(y));
-    halves[halves_at + (LOWER + tiled(r, c * 4u, LOWER_TILES)) / 4u] = vec4<f16>(y);
+    lower[r * LOWER_PITCH + c] = vec4<f16>(y);
   }
   for (var i = lid; i < (R + CHUNK) * CF / 4u; i += THREADS) {
     let r = i / (CF / 4u);
@@ -196,7 +200,6 @@ fn main(
   if (lane == 0u) {
     atomicMax(&largest[0], bitcast<u32>(peak));
   }
-  storageBarrier();
   workgroupBarrier();
 
   peak = 0.0;
@@ -207,11 +210,16 @@ fn main(
     for (var i = 0u; i < ROW_TILES; i++) {  // unrolled
       acc[i] = MatrixSum();
     }
-    for (var m = 0u; m < LOWER_TILES; m++) {
+    for (var m = 0u; m < LOWER_TILES; m++) {  // unrolled
       let right = coopLoadT<MatrixRight>(&halves[halves_at + (m * LEFT_TILES + tile_column) * (TILE / 4u)], EDGE / 4u);
       for (var i = 0u; i < ROW_TILES; i++) {  // unrolled
-        let left = coopLoadT<MatrixLeft>(&halves[halves_at + (LOWER + (i * LOWER_TILES + m) * TILE) / 4u], EDGE / 4u);
-        acc[i] = coopMultiplyAdd(left, right, acc[i]);
+        // Right of the diagonal of T, and of the last sub-step that a token of A T sees, there are zeros. (Cooperative
+        // calls may not stand under an `if` like this; a loop of one turn or none may.)
+        let end = select((i + 1u) * EDGE, (max((i + 1u) * EDGE, R) - R) * N, i * EDGE >= R);
+        for (var y = m * EDGE; y < end; y += R) {
+          let left = coopLoadT<MatrixLeft>(&lower[i * EDGE * LOWER_PITCH + m * EDGE / 4u], LOWER_PITCH);
+          acc[i] = coopMultiplyAdd(left, right, acc[i]);
+        }
       }
     }
     // Sums become halves by way of workgroup memory, two tiles a subgroup in turn.

@@ -1391,6 +1391,7 @@ impl Kernels {
                 }
             }
         }
+        let unrolled = if self.software { &[] } else { unrolled };
         let text = shaders::unroll(&text, unrolled);
         let built = guarded(&self.device, pass.name(), 0, || {
             let source = wgpu::ShaderModuleDescriptor {

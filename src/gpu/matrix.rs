@@ -96,7 +96,7 @@ impl MatrixShape {
         let mut shape = Self {
             units,
             floats: (r + c) * r + kp + 4,
-            halves: ((r + c) * (kp + contents + r) + r * kp) / 2,
+            halves: ((r + c) * (kp + contents) + r * kp) / 2,
             columns: 16,
             row_groups: divisors(6).unwrap_or(1),
             step_groups: 1,
@@ -149,7 +149,7 @@ impl MatrixShape {
     }
 
     fn scan_threads(&self) -> usize {
-        self.row_groups * self.step_groups * (self.columns / self.units.edge) * self.units.subgroup
+        self.row_groups * self.step_groups * self.units.subgroup
     }
 
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
@@ -181,7 +181,7 @@ impl MatrixShape {
     }
 
     fn solve_memory(&self, c: usize, r: usize) -> usize {
-        16 * self.solve_arrays(c, r).iter().sum::<usize>() + 96
+        16 * self.solve_arrays(c, r).iter().sum::<usize>() + 2 * (r + c) * (r + 8) + 96
     }
 
     fn state_rows(&self, kp: usize) -> usize {
@@ -226,6 +226,7 @@ impl MatrixShape {
             ("ROW_TILES", row_tiles),
             ("ROWS_EACH", row_tiles / self.row_groups),
             ("STATE_EACH", (kp / edge).div_ceil(groups)),
+            ("COLUMN_TILES", self.columns / edge),
             ("STEPS_EACH", (kp + contents) / edge / self.step_groups),
             ("WRITE_STEPS", substeps / edge),
             ("STATE_ROUNDS", rounds(kp)),
@@ -237,6 +238,7 @@ impl MatrixShape {
                 (tokens / 4).div_ceil(SOLVE_THREADS / substeps),
             ),
             ("N", substeps / tokens),
+            ("LOWER_TILES", substeps / edge),
             ("RUN", 4),
             ("4u", 4),
             ("BLOCK", 16),

@@ -381,7 +381,9 @@ fn replace_word(text: &str, word: &str, with: &str) -> String {
     let part_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     while let Some(at) = rest.find(word) {
         let (before, after) = (&rest[..at], &rest[at + word.len()..]);
-        let whole = !before.ends_with(part_of_name) && !after.starts_with(part_of_name);
+        // (A member or a component, `v.x`, is no counter.)
+        let whole = !before.ends_with(|c| part_of_name(c) || c == '.')
+            && !after.starts_with(part_of_name);
         out.push_str(before);
         out.push_str(if whole { with } else { word });
         rest = after;
