@@ -56,10 +56,8 @@ pub struct MatrixShape {
     pub halves: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
-    /// Shares of the rows (of `U` over `O`) that subgroups of the scan take.
-    pub row_groups: usize,
-    /// Shares of the sums.
-    pub step_groups: usize,
+    /// Subgroups of the scan: each takes a share of the rows of `U` over `O`, and of the state.
+    pub groups: usize,
     /// Threads of the pairs pass.
     pub pairs_threads: usize,
 }
@@ -98,8 +96,7 @@ impl MatrixShape {
             floats: (r + c) * r + kp + 4,
             halves: ((r + c) * (kp + contents) + r * kp) / 2,
             columns: 16,
-            row_groups: divisors(6).unwrap_or(1),
-            step_groups: 1,
+            groups: divisors(6).unwrap_or(1),
             pairs_threads,
         };
         // Wider blocks of columns read the chunk's operands less often; narrow ones keep more of the card busy.
@@ -117,8 +114,7 @@ impl MatrixShape {
         if let Some(t) = std::env::var("EDA_TUNE").ok() {
             let v: Vec<usize> = t.split(',').filter_map(|x| x.parse().ok()).collect();
             shape.columns = v[0];
-            shape.row_groups = v[1];
-            shape.step_groups = v[2];
+            shape.groups = v[1];
         }
         let memory = limits.max_compute_workgroup_storage_size as usize;
         for (what, bytes) in [
@@ -149,7 +145,7 @@ impl MatrixShape {
     }
 
     fn scan_threads(&self) -> usize {
-        self.row_groups * self.step_groups * self.units.subgroup
+        self.groups * self.units.subgroup
     }
 
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
@@ -185,27 +181,28 @@ impl MatrixShape {
     }
 
     fn state_rows(&self, kp: usize) -> usize {
-        (kp / self.units.edge).next_multiple_of(self.row_groups * self.step_groups)
+        (kp / self.units.edge).next_multiple_of(self.groups)
             * self.units.edge
     }
 
     fn scan_memory(&self, c: usize, r: usize, kp: usize, contents: usize) -> usize {
-        4 * self.columns * (self.state_rows(kp) + self.step_groups * (r + c))
+        4 * self.columns * (self.state_rows(kp) + r + c)
             + 2 * (kp + contents).max(r) * (self.columns + 8)
+            + 2 * ((r + c) * (kp + 8)).max((r + c) * (contents + 8) + r * (kp + 8))
             + 96
     }
 
     /// No fewer loop iterations than an invocation of the scan needs for a chunk.
     pub fn scan_iterations(&self, tokens: usize, substeps: usize, kp: usize) -> usize {
         let (c, r, threads) = (tokens, substeps, self.scan_threads());
-        let elements = (4 * kp + 2 * (r + c) * self.step_groups + 4 * r) * self.columns;
+        let elements = (kp + 2 * (r + c)) * self.columns + (2 * r + c) * (kp + r);
         let tiles = |n: usize| n.div_ceil(self.units.edge) + 2;
-        let groups = self.row_groups * self.step_groups;
+        let rows = tiles(r + c) / self.groups + 2;
+        let state = tiles(kp) / self.groups + 2;
+        let across = tiles(self.columns);
         elements.div_ceil(threads)
-            + tiles(kp + r) * (tiles(r + c) / self.row_groups + 2)
-            + tiles(r) * (tiles(kp) / groups + 2)
-            + 2 * tiles(r + c)
-            + 2 * tiles(kp)
+            + 2 * (tiles(kp + r) + 2) * rows * across
+            + 2 * (tiles(r) + 2) * state * across
             + 128
     }
 
@@ -219,16 +216,20 @@ impl MatrixShape {
     ) -> Vec<(&'static str, usize)> {
         let edge = self.units.edge;
         let contents = tokens * factors;
+        let copies = |halves: usize| (halves / 4).div_ceil(self.scan_threads());
         let rounds = |rows: usize| (rows * self.columns / 4).div_ceil(self.scan_threads());
         let row_tiles = (substeps + tokens) / edge;
-        let groups = self.row_groups * self.step_groups;
         vec![
             ("ROW_TILES", row_tiles),
-            ("ROWS_EACH", row_tiles / self.row_groups),
-            ("STATE_EACH", (kp / edge).div_ceil(groups)),
+            ("ROWS_EACH", row_tiles / self.groups),
+            ("STATE_EACH", (kp / edge).div_ceil(self.groups)),
             ("COLUMN_TILES", self.columns / edge),
-            ("STEPS_EACH", (kp + contents) / edge / self.step_groups),
-            ("WRITE_STEPS", substeps / edge),
+            ("KEY_TILES", kp / edge),
+            ("CONTENT_TILES", contents / edge),
+            ("WRITE_TILES", substeps / edge),
+            ("LEFT_ROUNDS", copies((substeps + tokens) * kp)),
+            ("LOWER_ROUNDS", copies((substeps + tokens) * contents)),
+            ("WRITES_ROUNDS", copies(substeps * kp)),
             ("STATE_ROUNDS", rounds(kp)),
             ("CONTENT_ROUNDS", rounds(contents)),
             ("OUTPUT_ROUNDS", rounds(tokens)),
@@ -238,7 +239,7 @@ impl MatrixShape {
                 (tokens / 4).div_ceil(SOLVE_THREADS / substeps),
             ),
             ("N", substeps / tokens),
-            ("LOWER_TILES", substeps / edge),
+            ("TRIANGLE_TILES", substeps / edge),
             ("RUN", 4),
             ("4u", 4),
             ("BLOCK", 16),
@@ -268,8 +269,7 @@ impl MatrixShape {
             _ => out.extend([
                 ("VB", self.columns as f64),
                 ("THREADS", self.scan_threads() as f64),
-                ("ROW_GROUPS", self.row_groups as f64),
-                ("STEP_GROUPS", self.step_groups as f64),
+                ("GROUPS", self.groups as f64),
             ]),
         }
         out
