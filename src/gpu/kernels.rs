@@ -1381,18 +1381,8 @@ impl Kernels {
                 count: None,
             })
             .collect();
-        let mut text = shaders::source(pass, variant);
-        if let Ok(list) = std::env::var("EDA_PATCH") { // DEVONLY
-            for file in list.split(',').filter(|f| !f.is_empty()) {
-                let body = std::fs::read_to_string(file).expect("patch");
-                for part in body.split("=====\n").filter(|p| p.contains("-----\n")) {
-                    let (x, y) = part.split_once("-----\n").expect("pair");
-                    text = text.replace(x.trim_end_matches('\n'), y.trim_end_matches('\n'));
-                }
-            }
-        }
         let unrolled = if self.software { &[] } else { unrolled };
-        let text = shaders::unroll(&text, unrolled);
+        let text = shaders::unroll(&shaders::source(pass, variant), unrolled);
         let built = guarded(&self.device, pass.name(), 0, || {
             let source = wgpu::ShaderModuleDescriptor {
                 label: Some(pass.name()),
