@@ -70,7 +70,9 @@ impl Tier {
 }
 
 /// Type in which inputs and outputs lie in GPU memory. Arithmetic and states are float32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize, PartialOrd, Ord,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Element {
     /// float32.
@@ -101,6 +103,11 @@ pub struct EngineOptions {
     pub tier: Option<Tier>,
     /// Skips the small known case that is computed when an adapter is opened.
     pub skip_self_test: bool,
+    /// Directory in which pipelines are kept between runs, where the adapter can
+    /// (see [`crate::gpu::cache`]). It is made when there is something to keep; that nothing can be read or
+    /// written there is no error.
+    #[cfg(feature = "pipeline-cache")]
+    pub pipeline_cache: Option<std::path::PathBuf>,
 }
 
 /// What runs the work, for reports.
@@ -202,7 +209,13 @@ impl Engine {
         }
         match adapter::choose(options).await? {
             Some(adapter) => {
-                let engine = Self::Gpu(Box::new(GpuEngine::open(&adapter).await?));
+                #[cfg_attr(not(feature = "pipeline-cache"), expect(unused_mut))]
+                let mut engine = GpuEngine::open(&adapter).await?;
+                #[cfg(feature = "pipeline-cache")]
+                if let Some(directory) = &options.pipeline_cache {
+                    engine.keep_pipelines(directory);
+                }
+                let engine = Self::Gpu(Box::new(engine));
                 if !options.skip_self_test {
                     engine.self_test().await?;
                 }

@@ -131,6 +131,8 @@ pub struct Kernels {
     /// browsers refuse writable bindings that overlap.
     nothing: wgpu::Buffer,
     pipelines: Mutex<HashMap<PipelineKey, PipelineSlot>>,
+    /// Where the driver looks before it compiles, and what it adds to.
+    pipeline_cache: Option<wgpu::PipelineCache>,
 }
 
 /// Settings of a prefill.
@@ -348,7 +350,7 @@ fn offset_u32(what: &str, elements: u64) -> Result<u32> {
 }
 
 /// Runs `create` under error scopes of our own and turns what they caught into an [`Error`].
-pub(super) fn guarded<T>(
+pub(crate) fn guarded<T>(
     device: &wgpu::Device,
     what: &str,
     bytes: u64,
@@ -407,7 +409,16 @@ impl Kernels {
             software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
             nothing,
             pipelines: Mutex::new(HashMap::new()),
+            pipeline_cache: None,
         }
+    }
+
+    /// Pipelines are looked up in this cache of the device's before the driver compiles them, and added to it.
+    /// Saving it is up to its owner.
+    #[must_use]
+    pub fn with_pipeline_cache(mut self, cache: Option<wgpu::PipelineCache>) -> Self {
+        self.pipeline_cache = cache;
+        self
     }
 
     /// The device.
@@ -1342,7 +1353,7 @@ impl Kernels {
                         // Every word of workgroup memory is written before it is read.
                         zero_initialize_workgroup_memory: false,
                     },
-                    cache: None,
+                    cache: self.pipeline_cache.as_ref(),
                 });
             Pipeline { pipeline, layout }
         })?;

@@ -7,6 +7,8 @@
 //!
 //! A prefill is five passes (rows, pairs, solve, fold, scan), a decode step is one.
 
+#[cfg(feature = "pipeline-cache")]
+pub mod cache;
 pub mod engine;
 pub mod kernels;
 pub mod plan;
