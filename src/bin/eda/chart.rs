@@ -228,7 +228,7 @@ pub(crate) fn draw(comparison: &Comparison) -> String {
         .add(text(
             "operation, rule, B,T,H,HV,K,V, type",
             left - 10.0,
-            bottom + 16.0,
+            bottom + 36.0,
             "faint end",
         ));
     for ((name, times), row) in names.into_iter().zip(&medians).zip(0..) {
