@@ -61,7 +61,7 @@ struct Flags {
     #[arg(long, value_delimiter = ',', default_value = "eda", value_parser = Rule::ALL.map(Rule::name))]
     rule: Vec<String>,
     /// Sizes; may be given several times.
-    #[arg(long, value_name = "B,T,H,HV,K,V", value_parser = shape)]
+    #[arg(long, value_name = "B,T,H,HV,K,V", value_parser = shape, allow_hyphen_values = true)]
     shape: Vec<[usize; 6]>,
     /// What runs the work.
     #[arg(long, value_enum, default_value = "auto")]

@@ -105,15 +105,22 @@ fn read(path: &Path) -> Result<Report, Error> {
             format!("expected at most {MOST_BYTES} bytes, found more"),
         ));
     }
-    let head: Head = parse(path, &bytes)?;
-    if head.format != report::FORMAT {
+    // (An array would pass for an object whose keys have no names.)
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err(file_error(
             path,
-            format!(
-                "`format`: expected `{}`, found `{}`",
-                report::FORMAT,
-                head.format
-            ),
+            "expected the JSON object of `eda bench --json`, found something else",
+        ));
+    }
+    // Another version may lack what this one has, so its name comes first. Other mistakes are found below, where
+    // the key that they are at is known.
+    if let Ok(head) = parse::<Head>(path, &bytes)
+        && head.format != report::FORMAT
+    {
+        let (expected, found) = (report::FORMAT, head.format);
+        return Err(file_error(
+            path,
+            format!("`format`: expected `{expected}`, found `{found}`"),
         ));
     }
     let report: Report = parse(path, &bytes)?;
@@ -130,7 +137,7 @@ fn parse<'a, T: Deserialize<'a>>(path: &Path, bytes: &'a [u8]) -> Result<T, Erro
         match key.as_str() {
             "." => file_error(
                 path,
-                format!("expected a file of `eda bench --json`, found: {what}"),
+                format!("expected the JSON object of `eda bench --json`: {what}"),
             ),
             key => file_error(path, format!("`{key}`: {what}")),
         }
