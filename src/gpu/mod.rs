@@ -1,6 +1,7 @@
 //! The GPU path: shaders, the plan of a call, and the recording of it into a command encoder.
 //!
 //! - [`engine`]: an opened adapter, with host slices in and host vectors out
+//! - `cache` (feature `pipeline-cache`): pipelines kept on disk between runs
 //! - [`kernels`]: the kernels on a device that somebody else may own
 //! - [`plan`]: how a prefill is cut into steps that fit the device
 //! - [`shaders`]: the sources in `shaders/`, and how a pass is put together from them
