@@ -78,7 +78,7 @@ impl DeviceInputs {
     /// Generates and uploads. Long tensors repeat a block of random rows.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Unsupported`].
+    /// [`crate::Error::OutOfMemory`], [`crate::Error::Unsupported`].
     pub fn new(engine: &GpuEngine, problem: &Problem, element: Element) -> Result<Self> {
         Self::make(engine, problem, element, true)
     }

@@ -16,7 +16,7 @@ pub const FORMAT: &str = "eda-bench/1";
 /// A longer sample is a mistake: a day, in milliseconds.
 pub const LONGEST_MS: f64 = 86_400_000.0;
 /// No size of a shape is larger.
-const LARGEST_SIZE: usize = 1 << 32;
+const LARGEST_SIZE: usize = u32::MAX as usize;
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
