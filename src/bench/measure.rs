@@ -263,3 +263,85 @@ pub(super) async fn blocks(
     engine.queue().submit([encoder.finish()]);
     read(engine, &queries, blocks * 2).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapter;
+    use crate::engine::{Backend, EngineOptions, Tier};
+    use std::cell::RefCell;
+
+    /// An engine on a device that has these features and no others.
+    fn engine(features: wgpu::Features) -> GpuEngine {
+        let options = EngineOptions {
+            backend: if cfg!(target_os = "macos") {
+                Backend::Metal
+            } else if cfg!(windows) {
+                Backend::Dx12
+            } else {
+                Backend::Vulkan
+            },
+            adapter: std::env::var("EDA_TEST_ADAPTER").ok(),
+            ..EngineOptions::default()
+        };
+        let adapter = pollster::block_on(adapter::choose(&options))
+            .ok()
+            .flatten()
+            .expect("this test needs a GPU driver");
+        let descriptor = wgpu::DeviceDescriptor {
+            required_features: features & adapter.features(),
+            required_limits: adapter.limits(),
+            ..Default::default()
+        };
+        let (device, queue) =
+            pollster::block_on(adapter.request_device(&descriptor)).expect("a device");
+        let description = adapter::describe(&adapter.get_info(), Tier::Portable);
+        GpuEngine::from_device(&device, &queue, description)
+    }
+
+    const ONCE: Effort = Effort {
+        warm_up: Duration::ZERO,
+        samples: 2,
+    };
+
+    #[test]
+    fn without_a_clock_a_sample_is_the_mean_of_many_runs() {
+        let engine = engine(wgpu::Features::empty());
+        let runs = RefCell::new(0usize);
+        let work = Work {
+            parts: 1,
+            record: Box::new(|_, _| *runs.borrow_mut() += 1),
+        };
+        let samples = now(sample(&engine, ONCE, None, &work)).expect("timed");
+        assert_eq!(samples.timing, Timing::Wall);
+        assert_eq!(samples.samples_ms.len(), 2);
+        // An empty pass takes far less than the time that a sample has to take.
+        assert!(samples.repetitions > 1);
+        assert!(*runs.borrow() > 2 * samples.repetitions);
+        assert!(samples.samples_ms.iter().all(|&ms| ms > 0.0));
+        assert_eq!(now(blocks(&engine, 3, &work)).expect("no clock"), None);
+    }
+
+    /// "Windows kills a dispatch after 2 s": work that is long goes in submissions that are not.
+    #[test]
+    fn parts_are_submitted_in_order_and_each_once() {
+        let engine = engine(wgpu::Features::TIMESTAMP_QUERY);
+        let log = RefCell::new(Vec::new());
+        let work = Work {
+            parts: 7,
+            record: Box::new(|_, parts| log.borrow_mut().push(parts)),
+        };
+        submit_all(&engine, &work, 3, None);
+        assert_eq!(*log.borrow(), [0..3, 3..6, 6..7]);
+        log.borrow_mut().clear();
+        submit_all(&engine, &work, usize::MAX, None);
+        assert_eq!(*log.borrow(), std::slice::from_ref(&(0..7)));
+        if !has_clock(&engine) {
+            return;
+        }
+        // The clock is read before the first and after the last, wherever these are.
+        let queries = queries(&engine, 2);
+        submit_all(&engine, &work, 3, Some((&queries, 0)));
+        now(read(&engine, &queries, 2)).expect("both stamps are written");
+    }
+}
