@@ -1,5 +1,18 @@
-//! The CPU engine against the float32 recurrence, which also uses every core: prefill of EDA at a few
-//! shapes, and decode. The ratio of the two is printed after each shape; the goal is 5.
+//! The CPU engine against the float32 recurrence, which also uses every core.
+//!
+//! ```text
+//! cargo bench --bench cpu              samples enough for statistics
+//! cargo bench --bench cpu -- --quick   a first look, with fewer tokens
+//! ```
+//!
+//! | benchmark | what is timed |
+//! |---|---|
+//! | `prefill EDA/engine` | a whole prefill of one sequence by the chunk form, host memory to host memory |
+//! | `prefill EDA/recurrence` | the same by the token recurrence in float32 |
+//! | `decode EDA` | one token for each row of a batch, each with its own state |
+//!
+//! The ratio of the first two is printed after each shape; the goal is 5. `eda bench --backend cpu` times the
+//! engine against the processor's own copy and matrix product.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use eda_wgpu::cpu::CpuEngine;

@@ -13,7 +13,8 @@
 //!
 //! Inputs are on the device already. Times are the device's own (timestamps around the compute pass) where it
 //! has them, else from submission to completion. Sizes are small enough for a software driver, so that on a
-//! GPU the figures say more about latency than about throughput; `benches/NOTES.md` has large shapes.
+//! GPU the figures say more about latency than about throughput; `eda bench` runs large shapes, and
+//! `benches/NOTES.md` has what they took.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use eda_wgpu::bench::{self, Effort};

@@ -39,8 +39,18 @@ fn main() -> Result<()> {
             "storageBuffers": entry.storage_buffers(),
         }));
     }
+    for (name, source) in eda_wgpu::bench::ceilings::SOURCES {
+        let file = format!("{name}.wgsl");
+        std::fs::write(folder.join(&file), source)?;
+        manifest.push(serde_json::json!({
+            "file": file,
+            "entryPoint": "main",
+            "constants": {},
+            "storageBuffers": source.matches("var<storage").count(),
+        }));
+    }
     let text = serde_json::to_string_pretty(&manifest)?;
     std::fs::write(folder.join("manifest.json"), text)?;
-    println!("{} entries in {}", entries.len(), folder.display());
+    println!("{} entries in {}", manifest.len(), folder.display());
     Ok(())
 }

@@ -7,13 +7,13 @@
 //   decay     [KP]              the whole chunk's decay, exp G_C
 //   unit      [1]               a power of two at which U cannot overflow float16
 //
-// and in float16 (`halves`), row-major:
+// and in float16 (`halves`), cut into tiles of EDGE x EDGE, each contiguous and row-major:
 //
-//   left      [R + C, KP]       B over Q  ->  -W over Q - A W
-//   lower     [R + C, CF]       nothing   ->  T over A T, their columns with contents
+//   left      [R + C, KP + CF]  B over Q, then nothing  ->  -W over Q - A W, then T over A T (their columns with
+//                               contents)
 //   writes    [R, KP]           a_r decayed to the end of the chunk
 //
-// With them (U; O) = left S + lower Z and S <- Diag(decay) S + writes^T U.
+// With them (U; O) = left (S; Z) and S <- Diag(decay) S + writes^T U.
 
 override N: u32 = PATTERN * FACTORS;  // sub-steps a token
 override CHUNK: u32 = 32u;
@@ -29,9 +29,9 @@ override UNIT: u32 = WHOLE_DECAY + KP;
 override FLOATS: u32 = UNIT + 4u;
 
 override KEY_TILES: u32 = KP / EDGE;
-override ROW_TILES: u32 = (R + CHUNK) / EDGE;
-override LOWER: u32 = (R + CHUNK) * KP;
-override WRITES: u32 = LOWER + (R + CHUNK) * CF;
+override LEFT_TILES: u32 = (KP + CF) / EDGE;      // across
+override ROW_TILES: u32 = (R + CHUNK) / EDGE;         // down
+override WRITES: u32 = (R + CHUNK) * (KP + CF);
 override HALVES: u32 = WRITES + R * KP;
 
 @group(0) @binding(1) var<storage, read> table: array<vec4<u32>>;
@@ -43,4 +43,9 @@ fn floats_base(chunk: u32, head: u32) -> u32 {
 
 fn halves_base(chunk: u32, head: u32) -> u32 {
   return params.halves_at + (chunk * params.head_count + head) * (HALVES / 4u);
+}
+
+// Where an element lies in a tiled matrix that is `tiles` tiles wide.
+fn tiled(row: u32, column: u32, tiles: u32) -> u32 {
+  return (row / EDGE * tiles + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE;
 }

@@ -161,9 +161,9 @@ fn main(
       for (var i = 0u; i < N; i++) {  // unrolled
         let decay = select(from_start, before, UNDECAYED && i == 0u);
         let row = in_chunk * N + i;
-        halves[halves_at + (row * KP + d) / 4u] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
+        halves[halves_at + tiled(row, d, LEFT_TILES) / 4u] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
       }
-      halves[halves_at + ((R + in_chunk) * KP + d) / 4u] = vec4<f16>(vec4<f32>(query[t]) * from_start);
+      halves[halves_at + tiled(R + in_chunk, d, LEFT_TILES) / 4u] = vec4<f16>(vec4<f32>(query[t]) * from_start);
     }
     for (var back = 0u; back < RUN; back++) {  // unrolled
       let t = RUN - 1u - back;
@@ -171,7 +171,7 @@ fn main(
       for (var i = 0u; i < N; i++) {  // unrolled
         let row = in_chunk * N + i;
         let x = vec4<f32>(write[i * RUN + t]) * (to_end * gate[row]);
-        halves[halves_at + (WRITES + row * KP + d) / 4u] = vec4<f16>(x);
+        halves[halves_at + (WRITES + tiled(row, d, KEY_TILES)) / 4u] = vec4<f16>(x);
       }
       to_end *= alpha[t];
     }

@@ -1,15 +1,12 @@
 // Matrix tier, pass 3 of 3, sequential over the chunks of a sequence, parallel over sequences, heads and blocks of
 // VB value columns (columns of S are independent). Per chunk
 //
-//   (U; O) = left S + lower Z               [R + C, VB]
+//   (U; O) = left (S; Z)                    [R + C, VB]
 //   S = Diag(exp G_C) S + writes^T U        [K, VB]
 //
 // on matrix units: float16 operands, float32 sums, float32 state. (S; Z) are scaled by a power of two that takes
 // the largest of them to between 8 and 16, found anew for each chunk, so that no size of contents or state
 // overflows or vanishes; U by `unit` on top where that could overflow. Both are exact and undone in float32.
-//
-// What a chunk needs of memory is asked for a chunk ahead, into registers, and goes to `stage` when its turn comes:
-// first left, then lower and writes. (Matrix loads straight from memory wait for it.)
 
 @group(0) @binding(10) var<storage, read> initial: array<f32>;           // [N, HV, K, V]
 @group(0) @binding(11) var<storage, read_write> state: array<f32>;       // [N, HV, K, V]
@@ -18,39 +15,31 @@
 
 override VB: u32 = 16u;
 override THREADS: u32 = 64u;
-// Subgroups; each has a share of the rows of (U; O), and of S, for all columns.
-override GROUPS: u32 = 2u;
-override ROWS_EACH: u32 = ROW_TILES / GROUPS;                   // at most 16
-override STATE_EACH: u32 = (KEY_TILES + GROUPS - 1u) / GROUPS;  // at most 16
+// Subgroups: ROW_GROUPS x STEP_GROUPS. Each has a share of the rows of (U; O), and of the sums over (S; Z), for all
+// columns, so that a tile of `left` or `writes` is read once: reading tiles from memory is what limits this pass.
+override ROW_GROUPS: u32 = 2u;
+override STEP_GROUPS: u32 = 1u;
+override GROUPS: u32 = ROW_GROUPS * STEP_GROUPS;
+override ROWS_EACH: u32 = ROW_TILES / ROW_GROUPS;    // at most 16
 override COLUMN_TILES: u32 = VB / EDGE;
-override CONTENT_TILES: u32 = CF / EDGE;
-override WRITE_TILES: u32 = R / EDGE;
-// Matrices in workgroup memory are rows of vec4; those of float16 have two more than they hold, to spread the banks.
+override STEPS_EACH: u32 = LEFT_TILES / STEP_GROUPS;
+override WRITE_STEPS: u32 = R / EDGE;
+override STATE_EACH: u32 = (KEY_TILES + GROUPS - 1u) / GROUPS;  // at most 16
+// Matrices in workgroup memory are rows of VB / 4 vec4; those of float16 have two more, to spread the banks.
 override QUADS: u32 = VB / 4u;
 override PITCH: u32 = QUADS + 2u;
-override KEY_PITCH: u32 = KP / 4u + 2u;
-override LOWER_PITCH: u32 = CF / 4u + 2u;
-override STAGED_WRITES: u32 = (R + CHUNK) * LOWER_PITCH;
 override STATE_SIZE: u32 = STATE_EACH * GROUPS * EDGE * QUADS;
-override SUMS_SIZE: u32 = (R + CHUNK) * QUADS;
-override OPERAND_SIZE: u32 = max(KP + CF, R) * PITCH;
-override STAGE_SIZE: u32 = max((R + CHUNK) * KEY_PITCH, STAGED_WRITES + R * KEY_PITCH);
-// How many vec4 of S, Z, O and U a thread has to do with, and of left, lower and writes.
+override SUMS_SIZE: u32 = STEP_GROUPS * (R + CHUNK) * QUADS;
+// How many vec4 of S, of Z and of O a thread has to do with, and of U.
 override STATE_ROUNDS: u32 = (KP * QUADS + THREADS - 1u) / THREADS;
 override CONTENT_ROUNDS: u32 = (CF * QUADS + THREADS - 1u) / THREADS;
 override OUTPUT_ROUNDS: u32 = (CHUNK * QUADS + THREADS - 1u) / THREADS;
 override U_ROUNDS: u32 = (R * QUADS + THREADS - 1u) / THREADS;
-override LEFT_COUNT: u32 = (R + CHUNK) * KP / 4u;
-override LOWER_COUNT: u32 = (R + CHUNK) * CF / 4u;
-override WRITES_COUNT: u32 = R * KP / 4u;
-override LEFT_ROUNDS: u32 = (LEFT_COUNT + THREADS - 1u) / THREADS;
-override LOWER_ROUNDS: u32 = (LOWER_COUNT + THREADS - 1u) / THREADS;
-override WRITES_ROUNDS: u32 = (WRITES_COUNT + THREADS - 1u) / THREADS;
+override OPERAND_SIZE: u32 = max(KP + CF, R) * PITCH;
 
 var<workgroup> s: array<vec4<f32>, STATE_SIZE>;           // [K][VB]
-var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // (U; O) [R + C][VB]
+var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // [STEP_GROUPS][R + C][VB]
 var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // (S; Z), then U
-var<workgroup> stage: array<vec4<f16>, STAGE_SIZE>;       // left, then lower and writes
 // One word is used: with 16 bytes, whatever follows stays aligned as matrix loads need it.
 var<workgroup> largest: array<atomic<u32>, 4>;
 
@@ -95,7 +84,9 @@ fn main(
   let h = params.first_head + head;
   let piece = table[params.chunk_count + item / column_blocks / params.head_count];
   let state_base = (piece.z * params.value_heads + h) * K * V + column;
-  let row_tile = subgroup * ROWS_EACH;
+  let row_tile = subgroup % ROW_GROUPS * ROWS_EACH;
+  let step_group = subgroup / ROW_GROUPS;
+  let step_tile = step_group * STEPS_EACH;
   let state_tile = subgroup * STATE_EACH;
 
   for (var i = lid; i < STATE_SIZE; i += THREADS) {
@@ -119,27 +110,24 @@ fn main(
   }
   workgroupBarrier();
 
+  // What the next chunk needs of scratch memory and contents is asked for while this one computes.
+  var left: array<MatrixLeft, 128>;      // [ROWS_EACH][STEPS_EACH]
+  var write: array<MatrixLeft, 128>;     // [STATE_EACH][R / EDGE]
+  var z: array<vec4<f32>, 32>;           // [CONTENT_ROUNDS]
+  var decay: array<f32, 64>;             // [STATE_ROUNDS]
   let last = max(piece.x + piece.y, 1u) - 1u;
+  var halves_at = halves_base(piece.x, head);
   var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
   var next_rows = table[min(piece.x + 1u, last)].xy;
   var unit = 1.0;
-  var left: array<vec4<f16>, 128>;       // [LEFT_ROUNDS]
-  var lower: array<vec4<f16>, 128>;      // [LOWER_ROUNDS]
-  var writes: array<vec4<f16>, 128>;     // [WRITES_ROUNDS]
-  var z: array<vec4<f32>, 32>;           // [CONTENT_ROUNDS]
-  var decay: array<f32, 64>;             // [STATE_ROUNDS]
   if (piece.y > 0u) {
     let floats_at = floats_base(piece.x, head);
-    let halves_at = halves_base(piece.x, head);
     unit = floats[floats_at + UNIT];
-    for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
-      left[y] = halves[halves_at + min(lid + y * THREADS, LEFT_COUNT - 1u)];
-    }
-    for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
-      lower[y] = halves[halves_at + LOWER / 4u + min(lid + y * THREADS, LOWER_COUNT - 1u)];
-    }
-    for (var y = 0u; y < WRITES_ROUNDS; y++) {  // unrolled
-      writes[y] = halves[halves_at + WRITES / 4u + min(lid + y * THREADS, WRITES_COUNT - 1u)];
+    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
+      for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
+        let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
+        left[i * STEPS_EACH + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
+      }
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
       z[y] = contents_at(rows.x, rows.y, h, column, lid + y * THREADS);
@@ -153,16 +141,6 @@ fn main(
     let first = rows.x;
     let count = rows.y;
     let next = min(chunk + 1u, last);
-    let floats_at = floats_base(next, head);
-    let halves_at = halves_base(next, head);
-
-    for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
-      let i = lid + y * THREADS;
-      if (i < LEFT_COUNT) {
-        stage[i / (KP / 4u) * KEY_PITCH + i % (KP / 4u)] = left[y];
-      }
-      left[y] = halves[halves_at + min(i, LEFT_COUNT - 1u)];
-    }
 
     // (S; Z) as float16 in units of 2^e, and what S keeps.
     var old: array<vec4<f32>, 64>;       // [STATE_ROUNDS]
@@ -188,68 +166,52 @@ fn main(
         operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(old[y] * up);
         s[i] = old[y] * decay[y];
       }
-      decay[y] = floats[floats_at + WHOLE_DECAY + min(i / QUADS, KP - 1u)];
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if (i < CF * QUADS) {
         operand[(KP + i / QUADS) * PITCH + i % QUADS] = vec4<f16>(z[y] * up);
       }
-      z[y] = contents_at(next_rows.x, next_rows.y, h, column, i);
+    }
+    workgroupBarrier();
+
+    for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
+      for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
+        let at = halves_at + (WRITES + (x * KEY_TILES + min(state_tile + i, KEY_TILES - 1u)) * TILE) / 4u;
+        write[i * WRITE_STEPS + x] = coopLoad<MatrixLeft>(&halves[at], EDGE / 4u);
+      }
+    }
+    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
+      z[y] = contents_at(next_rows.x, next_rows.y, h, column, lid + y * THREADS);
     }
     rows = next_rows;
     next_rows = table[min(chunk + 2u, last)].xy;
-    let next_unit = floats[floats_at + UNIT];
-    workgroupBarrier();
+    let next_floats = floats_base(next, head);
+    let next_unit = floats[next_floats + UNIT];
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      decay[y] = floats[next_floats + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
+    }
 
-    // left S.
+    // (U; O).
     var acc: array<MatrixSum, 64>;       // [rows][COLUMN_TILES]
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
         acc[i * COLUMN_TILES + j] = MatrixSum();
       }
     }
-    for (var x = 0u; x < KEY_TILES; x++) {  // unrolled
+    for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        let right = coopLoadT<MatrixRight>(&operand[x * EDGE * PITCH + j * EDGE / 4u], PITCH);
+        let at = (step_tile + x) * EDGE * PITCH + j * EDGE / 4u;
+        let right = coopLoadT<MatrixRight>(&operand[at], PITCH);
         for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-          let at = (row_tile + i) * EDGE * KEY_PITCH + x * EDGE / 4u;
-          let a = coopLoadT<MatrixLeft>(&stage[at], KEY_PITCH);
-          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(a, right, acc[i * COLUMN_TILES + j]);
-        }
-      }
-    }
-    workgroupBarrier();
-    for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
-      let i = lid + y * THREADS;
-      if (i < LOWER_COUNT) {
-        stage[i / (CF / 4u) * LOWER_PITCH + i % (CF / 4u)] = lower[y];
-      }
-      lower[y] = halves[halves_at + LOWER / 4u + min(i, LOWER_COUNT - 1u)];
-    }
-    for (var y = 0u; y < WRITES_ROUNDS; y++) {  // unrolled
-      let i = lid + y * THREADS;
-      if (i < WRITES_COUNT) {
-        stage[STAGED_WRITES + i / (KP / 4u) * KEY_PITCH + i % (KP / 4u)] = writes[y];
-      }
-      writes[y] = halves[halves_at + WRITES / 4u + min(i, WRITES_COUNT - 1u)];
-    }
-    workgroupBarrier();
-
-    // lower Z.
-    for (var x = 0u; x < CONTENT_TILES; x++) {  // unrolled
-      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        let right = coopLoadT<MatrixRight>(&operand[(KP + x * EDGE) * PITCH + j * EDGE / 4u], PITCH);
-        for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-          let at = (row_tile + i) * EDGE * LOWER_PITCH + x * EDGE / 4u;
-          let a = coopLoadT<MatrixLeft>(&stage[at], LOWER_PITCH);
-          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(a, right, acc[i * COLUMN_TILES + j]);
+          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(left[i * STEPS_EACH + x], right, acc[i * COLUMN_TILES + j]);
         }
       }
     }
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        coopStoreT(acc[i * COLUMN_TILES + j], &sums[(row_tile + i) * EDGE * QUADS + j * EDGE / 4u], QUADS);
+        let row = step_group * (R + CHUNK) + (row_tile + i) * EDGE;
+        coopStoreT(acc[i * COLUMN_TILES + j], &sums[row * QUADS + j * EDGE / 4u], QUADS);
       }
     }
     workgroupBarrier();
@@ -257,14 +219,22 @@ fn main(
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if (i < R * QUADS) {
-        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(sums[i] * unit);
+        var x = sums[i];
+        for (var g = 1u; g < STEP_GROUPS; g++) {
+          x += sums[g * (R + CHUNK) * QUADS + i];
+        }
+        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(x * unit);
       }
     }
     for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       let t = i / QUADS;
       if (t < min(count, CHUNK)) {
-        let x = sums[R * QUADS + i] * down;
+        var x = sums[R * QUADS + i];
+        for (var g = 1u; g < STEP_GROUPS; g++) {
+          x += sums[(g * (R + CHUNK) + R) * QUADS + i];
+        }
+        x *= down;
         let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + i % QUADS * 4u;
         for (var q = 0u; q < 4u; q++) {  // unrolled
           if (column + i % QUADS * 4u + q < V) {
@@ -278,20 +248,25 @@ fn main(
     }
     workgroupBarrier();
 
+    halves_at = halves_base(next, head);
+    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
+      for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
+        let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
+        left[i * STEPS_EACH + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
+      }
+    }
+
     // The new state.
     for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
         acc[i * COLUMN_TILES + j] = MatrixSum();
       }
     }
-    for (var x = 0u; x < WRITE_TILES; x++) {  // unrolled
+    for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
         let right = coopLoadT<MatrixRight>(&operand[x * EDGE * PITCH + j * EDGE / 4u], PITCH);
         for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-          let tile = min(state_tile + i, KEY_TILES - 1u);
-          let at = STAGED_WRITES + x * EDGE * KEY_PITCH + tile * EDGE / 4u;
-          let a = coopLoad<MatrixLeft>(&stage[at], KEY_PITCH);
-          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(a, right, acc[i * COLUMN_TILES + j]);
+          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(write[i * WRITE_STEPS + x], right, acc[i * COLUMN_TILES + j]);
         }
       }
     }

@@ -20,12 +20,12 @@ override TOKENS_EACH: u32 = (CHUNK / 4u + TOKEN_GROUPS - 1u) / TOKEN_GROUPS;  //
 override SIDE_SIZE: u32 = 576u;
 override WORK_SIZE: u32 = 1088u;
 override COLUMN_ROUNDS: u32 = (KEY_TILES + SUBGROUPS - 1u) / SUBGROUPS;
-override TRIANGLE_TILES: u32 = R / EDGE;
-override HALF_PITCH: u32 = R / 4u + 2u;
-override HALF_SIZE: u32 = (R + CHUNK) * HALF_PITCH;
+override LOWER_TILES: u32 = R / EDGE;
+override LOWER_PITCH: u32 = R / 4u + 2u;
+override LOWER_SIZE: u32 = (R + CHUNK) * LOWER_PITCH;
 
 var<workgroup> work: array<vec4<f32>, WORK_SIZE>;  // L, then T, then two tiles a subgroup
-var<workgroup> lower: array<vec4<f16>, HALF_SIZE>; // T over A T
+var<workgroup> lower: array<vec4<f16>, LOWER_SIZE>; // T over A T
 var<workgroup> side: array<vec4<f32>, SIDE_SIZE>;  // L_21 X_11, then A transposed [R][C], then A T [C][R]
 // Bits of max |T| and max |W|; with 16 bytes, whatever follows stays aligned as matrix loads need it.
 var<workgroup> largest: array<atomic<u32>, 4>;
@@ -180,7 +180,7 @@ fn main(
       y = side[i - R * R / 4u];
     }
     peak = max(peak, largest_of(y));
-    lower[r * HALF_PITCH + c] = vec4<f16>(y);
+    lower[r * LOWER_PITCH + c] = vec4<f16>(y);
   }
   for (var i = lid; i < (R + CHUNK) * CF / 4u; i += THREADS) {
     let r = i / (CF / 4u);
@@ -194,7 +194,7 @@ fn main(
         y[q] = side[(r - R) * (R / 4u) + c / 4u][c % 4u];
       }
     }
-    halves[halves_at + (LOWER + r * CF + content) / 4u] = vec4<f16>(y);
+    halves[halves_at + tiled(r, KP + content, LEFT_TILES) / 4u] = vec4<f16>(y);
   }
   peak = subgroupMax(peak);
   if (lane == 0u) {
@@ -210,14 +210,14 @@ fn main(
     for (var i = 0u; i < ROW_TILES; i++) {  // unrolled
       acc[i] = MatrixSum();
     }
-    for (var m = 0u; m < TRIANGLE_TILES; m++) {  // unrolled
-      let right = coopLoadT<MatrixRight>(&halves[halves_at + (m * KP + tile_column) * EDGE / 4u], KP / 4u);
+    for (var m = 0u; m < LOWER_TILES; m++) {  // unrolled
+      let right = coopLoadT<MatrixRight>(&halves[halves_at + (m * LEFT_TILES + tile_column) * (TILE / 4u)], EDGE / 4u);
       for (var i = 0u; i < ROW_TILES; i++) {  // unrolled
         // Right of the diagonal of T, and of the last sub-step that a token of A T sees, there are zeros. (Cooperative
         // calls may not stand under an `if` like this; a loop of one turn or none may.)
         let end = select((i + 1u) * EDGE, (max((i + 1u) * EDGE, R) - R) * N, i * EDGE >= R);
         for (var y = m * EDGE; y < end; y += R) {
-          let left = coopLoadT<MatrixLeft>(&lower[i * EDGE * HALF_PITCH + m * EDGE / 4u], HALF_PITCH);
+          let left = coopLoadT<MatrixLeft>(&lower[i * EDGE * LOWER_PITCH + m * EDGE / 4u], LOWER_PITCH);
           acc[i] = coopMultiplyAdd(left, right, acc[i]);
         }
       }
@@ -230,7 +230,7 @@ fn main(
       workgroupBarrier();
       if (own) {
         for (var y = lane; y < TILE / 4u; y += lanes) {
-          let to = halves_at + ((i * EDGE + y / (EDGE / 4u)) * KP + tile_column * EDGE) / 4u + y % (EDGE / 4u);
+          let to = halves_at + (i * LEFT_TILES + tile_column) * (TILE / 4u) + y;
           var z = -work[stage + y];
           if (i * EDGE >= R) {
             z += vec4<f32>(halves[to]);

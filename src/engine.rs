@@ -80,7 +80,9 @@ impl Tier {
 }
 
 /// Type in which inputs and outputs lie in GPU memory. Arithmetic and states are float32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize, PartialOrd, Ord,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Element {
     /// float32.
@@ -112,6 +114,11 @@ pub struct EngineOptions {
     pub tier: Option<Tier>,
     /// Skips the small known case that is computed when an adapter is opened.
     pub skip_self_test: bool,
+    /// Directory in which pipelines are kept between runs, where the adapter can
+    /// (see [`crate::gpu::cache`]). It is made when there is something to keep; that nothing can be read or
+    /// written there is no error.
+    #[cfg(feature = "pipeline-cache")]
+    pub pipeline_cache: Option<std::path::PathBuf>,
 }
 
 /// What runs the work, for reports.
@@ -217,6 +224,10 @@ impl Engine {
             Some(adapter) => {
                 let mut engine = GpuEngine::open(&adapter).await?;
                 engine.set_tier(options.tier)?;
+                #[cfg(feature = "pipeline-cache")]
+                if let Some(directory) = &options.pipeline_cache {
+                    engine.keep_pipelines(directory);
+                }
                 let engine = Self::Gpu(Box::new(engine));
                 if !options.skip_self_test {
                     engine.self_test().await?;

@@ -875,8 +875,6 @@ impl OutputFile {
         outputs: &Outputs,
         metadata: &BTreeMap<String, String>,
     ) -> Result<()> {
-        let failed =
-            |e: &std::io::Error| file_error(&self.path, format!("cannot write: {}", reason(e)));
         let tensors = [
             NamedTensor {
                 name: "o",
@@ -889,17 +887,29 @@ impl OutputFile {
                 values: &outputs.final_state,
             },
         ];
+        self.finish_with(|sink| write_to(sink, &tensors, metadata))
+    }
+
+    /// Writes what `write` writes and gives the file its name.
+    ///
+    /// # Errors
+    /// [`Error::File`]; the target is then as it was.
+    pub fn finish_with(
+        self,
+        write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
+    ) -> Result<()> {
+        let failed =
+            |e: &std::io::Error| file_error(&self.path, format!("cannot write: {}", reason(e)));
         let temporary = self.temporary(&self.path)?;
-        let file = temporary.as_file();
-        write_to(BufWriter::new(file), &tensors, metadata)
-            .and_then(|()| file.sync_all())
+        let mut sink = BufWriter::new(temporary.as_file());
+        write(&mut sink)
+            .and_then(|()| sink.flush())
+            .and_then(|()| temporary.as_file().sync_all())
             .map_err(|e| failed(&e))?;
+        drop(sink);
         match temporary.persist(&self.path) {
             Ok(_) => Ok(()),
-            Err(e) => Err(file_error(
-                &self.path,
-                format!("cannot write: {}", reason(&e.error)),
-            )),
+            Err(e) => Err(failed(&e.error)),
         }
     }
 }

@@ -64,12 +64,14 @@
 //! | [`mod@reference`], [`generate`], [`battery`] | the judge, inputs that show mistakes, the built-in checks |
 //! | [`parts`], [`split`], [`sequential`] | problems cut along their tokens; whole sequences through decode |
 //! | `file` (feature `cli`) | problems in safetensors files |
-//! | [`mod@bench`] | times of whole operations by the device's clock |
+//! | [`mod@bench`] | times of whole operations, against measured ceilings; the JSON of `eda bench` |
 //! | [`rows`] | the vectors that a token contributes, read from host tensors |
 //!
 //! # Features
 //! - `cli` (default): the command line `eda` and the module `file`. Without it the crate has neither an
 //!   argument parser nor a file reader among its dependencies.
+//! - `pipeline-cache` (part of `cli`): pipelines kept on disk between runs (`gpu::cache`), in a directory that
+//!   the caller names.
 //!
 //! # Errors
 //! [`enum@Error`] has a variant for each thing a caller can do about it: mend the input, ask for less, open another

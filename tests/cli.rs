@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 fn eda(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_eda"))
         .args(args)
+        .env("EDA_NO_CACHE", "1")
         .output()
         .expect("the program runs")
 }

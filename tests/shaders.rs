@@ -9,7 +9,7 @@ use eda_wgpu::{Decay, Element, Rule};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, StorageAccess};
 use rayon::prelude::*;
-use shaders::{Entry, covering, entries};
+use shaders::{Entry, covering, entries, matrix_devices, matrix_entries};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The capabilities that a WebGPU device has, float16 where the shader stores it.
@@ -209,6 +209,77 @@ fn every_shader_translates_to_hlsl() {
             name.unwrap_or_else(|e| panic!("{}: {e:?}", label(entry)));
         }
     });
+}
+
+/// The matrix tier's shaders are valid and translate to SPIR-V, as they stand and with their loops written out; they
+/// declare no binding that the host does not make, and use no more workgroup memory than the host has counted.
+#[test]
+fn matrix_shaders_are_valid_and_fit_their_device() {
+    let entries = matrix_entries();
+    assert!(entries.len() > 200, "{} entries", entries.len());
+    let checked: usize = entries
+        .par_iter()
+        .enumerate()
+        .map(|(i, entry)| {
+            let label = label(entry);
+            // Written out they are long: every seventh of those.
+            let texts = [Some(entry.source()), (i % 7 == 0).then(|| entry.unrolled())];
+            let texts: Vec<String> = texts.into_iter().flatten().collect();
+            for text in &texts {
+                let module = naga::front::wgsl::parse_str(text)
+                    .unwrap_or_else(|e| panic!("{label}:\n{}", e.emit_to_string(text)));
+                let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+                    .validate(&module)
+                    .unwrap_or_else(|e| panic!("{label}: {}", e.emit_to_string(text)));
+                let constants: naga::back::PipelineConstants = entry
+                    .constants
+                    .iter()
+                    .map(|&(name, value)| (name.to_owned(), value))
+                    .collect();
+                let stage = Some((naga::ShaderStage::Compute, "main"));
+                let (module, info) = naga::back::pipeline_constants::process_overrides(
+                    &module, &info, stage, &constants,
+                )
+                .unwrap_or_else(|e| panic!("{label}: {e:?}"));
+                let mut layouter = naga::proc::Layouter::default();
+                layouter.update(module.to_ctx()).expect("a layout");
+                let used: u32 = module
+                    .global_variables
+                    .iter()
+                    .filter(|(_, v)| v.space == AddressSpace::WorkGroup)
+                    .map(|(_, v)| layouter[v.ty].size.next_multiple_of(16))
+                    .sum();
+                let edge = entry.variant.edge;
+                let (_, limits) = matrix_devices()
+                    .into_iter()
+                    .find(|(units, _)| units.edge == edge)
+                    .expect("a device with this edge");
+                assert!(
+                    used <= limits.max_compute_workgroup_storage_size,
+                    "{label}: {used} bytes of workgroup memory"
+                );
+                let declared: BTreeSet<u32> = module
+                    .global_variables
+                    .iter()
+                    .filter_map(|(_, v)| Some(v.binding?.binding))
+                    .collect();
+                let made: BTreeSet<u32> = bindings(entry.pass, entry.variant)
+                    .into_iter()
+                    .map(|(binding, _)| binding as u32)
+                    .collect();
+                // (What a rule leaves unused is gone by now.)
+                assert!(declared.is_subset(&made), "{label}: {declared:?}");
+                let options = naga::back::spv::Options {
+                    lang_version: (1, 4),
+                    ..Default::default()
+                };
+                naga::back::spv::write_vec(&module, &info, &options, None)
+                    .unwrap_or_else(|e| panic!("{label}: {e:?}"));
+            }
+            texts.len()
+        })
+        .sum();
+    assert!(checked > entries.len());
 }
 
 /// What is handed to a browser's own compiler stays small, and still has every text and every constant's value.

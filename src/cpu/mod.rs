@@ -104,7 +104,7 @@ impl CpuEngine {
             return Ok(Run {
                 outputs,
                 compute_ms: milliseconds(start),
-            tier: None,
+                tier: None,
             });
         }
         let rounded = round_operands(problem, tensors)?;
@@ -332,7 +332,7 @@ impl CpuPool {
 /// Tokens a chunk where the caller does not say. Measured at K = V = 32, 64 and 128 it is the fastest, or
 /// within the noise of it, for every rule but linear attention (which likes 32 at 128): products with the
 /// state already run at the full rate of the processor, and larger chunks add work inside the chunk.
-const DEFAULT_CHUNK: usize = 16;
+pub(crate) const DEFAULT_CHUNK: usize = 16;
 
 /// The operands as float16 storage would hold them; gates, parameters and states are float32 in any case.
 fn round_operands<'a>(
@@ -374,4 +374,24 @@ fn processor() -> String {
         })
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| std::env::consts::ARCH.into())
+}
+
+/// Copies on all threads: what the memory gives to a program that does nothing else.
+pub(crate) fn copy(to: &mut [f32], from: &[f32]) {
+    const PART: usize = 1 << 18;
+    to.par_chunks_mut(PART)
+        .zip(from.par_chunks(PART))
+        .for_each(|(to, from)| to.copy_from_slice(from));
+}
+
+/// `c = a b` of square matrices on all threads, each of which makes some rows of `c`.
+pub(crate) fn square_product(c: &mut [f32], a: &[f32], b: &[f32], size: usize) {
+    let rows = size.div_ceil(rayon::current_num_threads()).max(1);
+    let matrix = |values, rows| dense::Matrix::new(values, [rows, size], size);
+    c.par_chunks_mut(rows * size)
+        .zip(a.par_chunks(rows * size))
+        .for_each(|(c, a)| {
+            let (a, b) = (matrix(a, a.len() / size), matrix(b, size));
+            dense::product(c, size, dense::Store::Replace, a, b);
+        });
 }

@@ -37,6 +37,8 @@ pub struct GpuEngine {
     queue: wgpu::Queue,
     health: Arc<Mutex<Health>>,
     part_bytes: AtomicUsize,
+    #[cfg(feature = "pipeline-cache")]
+    pipeline_cache: Option<super::cache::DiskCache>,
 }
 
 /// States on the GPU, one per slot, `[slots, HV, K, V]` float32. Freed when dropped.
@@ -267,7 +269,9 @@ impl GpuEngine {
     /// [`Error::Device`] where the adapter gives no device.
     pub async fn open(chosen: &wgpu::Adapter) -> Result<Self> {
         let units = MatrixUnits::of(chosen);
-        let mut wanted = wgpu::Features::SHADER_F16 | wgpu::Features::TIMESTAMP_QUERY;
+        let mut wanted = wgpu::Features::SHADER_F16
+            | wgpu::Features::TIMESTAMP_QUERY
+            | wgpu::Features::PIPELINE_CACHE;
         if units.is_some() {
             wanted |= matrix::FEATURES;
         }
@@ -348,7 +352,31 @@ impl GpuEngine {
             queue: queue.clone(),
             health,
             part_bytes: AtomicUsize::new(PART_BYTES),
+            #[cfg(feature = "pipeline-cache")]
+            pipeline_cache: None,
         }
+    }
+
+    /// Keeps pipelines in `directory` from now on: reads what an earlier run left, and writes what is new when
+    /// the engine is dropped. Without the device feature `PIPELINE_CACHE` nothing happens.
+    #[cfg(feature = "pipeline-cache")]
+    pub fn keep_pipelines(&mut self, directory: &std::path::Path) {
+        let device = self.kernels.device().clone();
+        let kept = super::cache::DiskCache::open(&device, directory);
+        self.kernels = Kernels::with_matrix_units(&device, self.kernels.matrix_units())
+            .with_pipeline_cache(kept.as_ref().map(|c| c.cache().clone()));
+        self.pipeline_cache = kept;
+    }
+
+    /// The pipelines on disk, where they are kept.
+    #[cfg(feature = "pipeline-cache")]
+    pub fn pipeline_cache(&self) -> Option<&super::cache::DiskCache> {
+        self.pipeline_cache.as_ref()
+    }
+
+    /// What the device has reported since the last look.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_device(self.device(), &self.health)
     }
 
     /// What runs.

@@ -134,6 +134,8 @@ pub struct Kernels {
     /// browsers refuse writable bindings that overlap.
     nothing: wgpu::Buffer,
     pipelines: Mutex<HashMap<PipelineKey, PipelineSlot>>,
+    /// Where the driver looks before it compiles, and what it adds to.
+    pipeline_cache: Option<wgpu::PipelineCache>,
 }
 
 /// Settings of a prefill.
@@ -359,7 +361,7 @@ fn offset_u32(what: &str, elements: u64) -> Result<u32> {
 }
 
 /// Runs `create` under error scopes of our own and turns what they caught into an [`Error`].
-pub(super) fn guarded<T>(
+pub(crate) fn guarded<T>(
     device: &wgpu::Device,
     what: &str,
     bytes: u64,
@@ -419,6 +421,7 @@ impl Kernels {
             matrix: None,
             nothing,
             pipelines: Mutex::new(HashMap::new()),
+            pipeline_cache: None,
         }
     }
 
@@ -433,6 +436,14 @@ impl Kernels {
     /// The matrix units that [`Tier::Matrix`] runs on.
     pub fn matrix_units(&self) -> Option<MatrixUnits> {
         self.matrix
+    }
+
+    /// Pipelines are looked up in this cache of the device's before the driver compiles them, and added to it.
+    /// Saving it is up to its owner.
+    #[must_use]
+    pub fn with_pipeline_cache(mut self, cache: Option<wgpu::PipelineCache>) -> Self {
+        self.pipeline_cache = cache;
+        self
     }
 
     /// The device.
@@ -748,10 +759,7 @@ impl Kernels {
             let chunk_heads = (step.chunks * step.heads.len()) as u64;
             let blocks = (plan.shape.tokens / 16) as u64;
             let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
-            let channels = plan
-                .shape
-                .key_pad
-                .div_ceil(plan.shape.fold_channels.max(1)) as u64;
+            let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels.max(1)) as u64;
             let scans = (step.pieces() * step.heads.len()) as u64 * columns;
             let portable = [
                 (Pass::Rows, chunk_heads),
@@ -1307,7 +1315,14 @@ impl Kernels {
         }
         let constants = shaders::constants(pass, problem, shape);
         let unrolled = shape
-            .and_then(|s| Some(s.matrix?.unrolled(s.tokens, s.substeps, s.key_pad, problem.rule.update().factors)))
+            .and_then(|s| {
+                Some(s.matrix?.unrolled(
+                    s.tokens,
+                    s.substeps,
+                    s.key_pad,
+                    problem.rule.update().factors,
+                ))
+            })
             .unwrap_or_default();
         let pipeline = self.pipeline(pass, variant, &constants, &unrolled)?;
         let entries: Vec<_> = list
@@ -1424,7 +1439,7 @@ impl Kernels {
                         // Every word of workgroup memory is written before it is read.
                         zero_initialize_workgroup_memory: false,
                     },
-                    cache: None,
+                    cache: self.pipeline_cache.as_ref(),
                 });
             Pipeline { pipeline, layout }
         })?;

@@ -56,8 +56,10 @@ pub struct MatrixShape {
     pub halves: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
-    /// Subgroups of the scan: each takes a share of the rows of `U` over `O`, and of the state.
-    pub groups: usize,
+    /// Shares of the rows (of `U` over `O`) that subgroups of the scan take.
+    pub row_groups: usize,
+    /// Shares of the sums.
+    pub step_groups: usize,
     /// Threads of the pairs pass.
     pub pairs_threads: usize,
 }
@@ -75,7 +77,6 @@ impl MatrixShape {
         tokens: usize,
         units: MatrixUnits,
         limits: &wgpu::Limits,
-        busy: usize,
     ) -> Result<Self> {
         let factors = problem.rule.update().factors;
         let n = problem.rule.update().substeps();
@@ -90,32 +91,34 @@ impl MatrixShape {
         let contents = c * factors;
         let pairs_threads = (kp / 4 * (c / 4)).next_multiple_of(64);
         let row_tiles = (r + c) / units.edge;
-        let divisors = |most: usize| (1..=most).rev().find(|g| row_tiles.is_multiple_of(*g));
+        // Three subgroups were fastest on the one card measured; more where a subgroup's share would be too large.
+        let groups = [3, 2, 1]
+            .into_iter()
+            .chain(4..=row_tiles)
+            .filter(|g| row_tiles.is_multiple_of(*g));
         let mut shape = Self {
             units,
             floats: (r + c) * r + kp + 4,
             halves: ((r + c) * (kp + contents) + r * kp) / 2,
             columns: 16,
-            groups: divisors(6).unwrap_or(1),
+            row_groups: 1,
+            step_groups: 1,
             pairs_threads,
         };
-        // Wider blocks of columns read the chunk's operands less often; narrow ones keep more of the card busy.
-        let _ = busy;
-        for columns in [32] {
-            let wider = Self { columns, ..shape };
-            if wider.scan_threads() <= limits.max_compute_invocations_per_workgroup as usize
-                && wider.scan_memory(c, r, kp, contents)
-                    <= limits.max_compute_workgroup_storage_size as usize
-                && busy * problem.value_dim.div_ceil(columns) >= 64
-            {
-                shape = wider;
-            }
-        }
-        if let Some(t) = std::env::var("EDA_TUNE").ok() {
-            let v: Vec<usize> = t.split(',').filter_map(|x| x.parse().ok()).collect();
-            shape.columns = v[0];
-            shape.groups = v[1];
-        }
+        let shares = groups.map(|row_groups| Self {
+            row_groups,
+            ..shape
+        });
+        let fitting = shares
+            .clone()
+            .find(|s| s.fits_registers(c, r, kp, contents));
+        shape = fitting.ok_or_else(|| {
+            Error::unsupported(
+                "key_dim on matrix units of this size",
+                problem.key_dim,
+                "what the registers of a subgroup hold",
+            )
+        })?;
         let memory = limits.max_compute_workgroup_storage_size as usize;
         for (what, bytes) in [
             ("pairs", shape.pairs_memory(n, c, kp, factors)),
@@ -130,9 +133,7 @@ impl MatrixShape {
                 ));
             }
         }
-        let threads = pairs_threads
-            .max(SOLVE_THREADS)
-            .max(shape.scan_threads());
+        let threads = pairs_threads.max(SOLVE_THREADS).max(shape.scan_threads());
         let most = limits.max_compute_invocations_per_workgroup as usize;
         if threads > most {
             return Err(Error::unsupported(
@@ -145,7 +146,21 @@ impl MatrixShape {
     }
 
     fn scan_threads(&self) -> usize {
-        self.groups * self.units.subgroup
+        self.row_groups * self.step_groups * self.units.subgroup
+    }
+
+    /// Whether what an invocation of the scan holds fits the arrays of `shaders/matrix_scan.wgsl`.
+    fn fits_registers(&self, c: usize, r: usize, kp: usize, contents: usize) -> bool {
+        let edge = self.units.edge;
+        let rows = (r + c) / edge / self.row_groups;
+        let state = (kp / edge).div_ceil(self.row_groups * self.step_groups);
+        let across = self.columns / edge;
+        let each = |count: usize| count.div_ceil(self.scan_threads());
+        rows * ((kp + contents) / edge) <= 128
+            && state * (r / edge) <= 128
+            && rows.max(state) * across <= 64
+            && each(kp * self.columns / 4) <= 64
+            && each(contents * self.columns / 4) <= 32
     }
 
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
@@ -181,28 +196,27 @@ impl MatrixShape {
     }
 
     fn state_rows(&self, kp: usize) -> usize {
-        (kp / self.units.edge).next_multiple_of(self.groups)
+        (kp / self.units.edge).next_multiple_of(self.row_groups * self.step_groups)
             * self.units.edge
     }
 
     fn scan_memory(&self, c: usize, r: usize, kp: usize, contents: usize) -> usize {
-        4 * self.columns * (self.state_rows(kp) + r + c)
+        4 * self.columns * (self.state_rows(kp) + self.step_groups * (r + c))
             + 2 * (kp + contents).max(r) * (self.columns + 8)
-            + 2 * ((r + c) * (kp + 8)).max((r + c) * (contents + 8) + r * (kp + 8))
             + 96
     }
 
     /// No fewer loop iterations than an invocation of the scan needs for a chunk.
     pub fn scan_iterations(&self, tokens: usize, substeps: usize, kp: usize) -> usize {
         let (c, r, threads) = (tokens, substeps, self.scan_threads());
-        let elements = (kp + 2 * (r + c)) * self.columns + (2 * r + c) * (kp + r);
+        let elements = (4 * kp + 2 * (r + c) * self.step_groups + 4 * r) * self.columns;
         let tiles = |n: usize| n.div_ceil(self.units.edge) + 2;
-        let rows = tiles(r + c) / self.groups + 2;
-        let state = tiles(kp) / self.groups + 2;
-        let across = tiles(self.columns);
+        let groups = self.row_groups * self.step_groups;
         elements.div_ceil(threads)
-            + 2 * (tiles(kp + r) + 2) * rows * across
-            + 2 * (tiles(r) + 2) * state * across
+            + tiles(kp + r) * (tiles(r + c) / self.row_groups + 2)
+            + tiles(r) * (tiles(kp) / groups + 2)
+            + 2 * tiles(r + c)
+            + 2 * tiles(kp)
             + 128
     }
 
@@ -216,20 +230,16 @@ impl MatrixShape {
     ) -> Vec<(&'static str, usize)> {
         let edge = self.units.edge;
         let contents = tokens * factors;
-        let copies = |halves: usize| (halves / 4).div_ceil(self.scan_threads());
         let rounds = |rows: usize| (rows * self.columns / 4).div_ceil(self.scan_threads());
         let row_tiles = (substeps + tokens) / edge;
+        let groups = self.row_groups * self.step_groups;
         vec![
             ("ROW_TILES", row_tiles),
-            ("ROWS_EACH", row_tiles / self.groups),
-            ("STATE_EACH", (kp / edge).div_ceil(self.groups)),
+            ("ROWS_EACH", row_tiles / self.row_groups),
+            ("STATE_EACH", (kp / edge).div_ceil(groups)),
             ("COLUMN_TILES", self.columns / edge),
-            ("KEY_TILES", kp / edge),
-            ("CONTENT_TILES", contents / edge),
-            ("WRITE_TILES", substeps / edge),
-            ("LEFT_ROUNDS", copies((substeps + tokens) * kp)),
-            ("LOWER_ROUNDS", copies((substeps + tokens) * contents)),
-            ("WRITES_ROUNDS", copies(substeps * kp)),
+            ("STEPS_EACH", (kp + contents) / edge / self.step_groups),
+            ("WRITE_STEPS", substeps / edge),
             ("STATE_ROUNDS", rounds(kp)),
             ("CONTENT_ROUNDS", rounds(contents)),
             ("OUTPUT_ROUNDS", rounds(tokens)),
@@ -239,7 +249,7 @@ impl MatrixShape {
                 (tokens / 4).div_ceil(SOLVE_THREADS / substeps),
             ),
             ("N", substeps / tokens),
-            ("TRIANGLE_TILES", substeps / edge),
+            ("LOWER_TILES", substeps / edge),
             ("RUN", 4),
             ("4u", 4),
             ("BLOCK", 16),
@@ -247,7 +257,13 @@ impl MatrixShape {
     }
 
     /// Override constants of a pass of this tier, beyond those of the problem.
-    pub fn constants(&self, pass: Pass, tokens: usize, substeps: usize, kp: usize) -> Vec<(&'static str, f64)> {
+    pub fn constants(
+        &self,
+        pass: Pass,
+        tokens: usize,
+        substeps: usize,
+        kp: usize,
+    ) -> Vec<(&'static str, f64)> {
         let mut out = vec![("CHUNK", tokens as f64), ("KP", kp as f64)];
         match pass {
             Pass::MatrixPairs => out.extend([
@@ -269,7 +285,8 @@ impl MatrixShape {
             _ => out.extend([
                 ("VB", self.columns as f64),
                 ("THREADS", self.scan_threads() as f64),
-                ("GROUPS", self.groups as f64),
+                ("ROW_GROUPS", self.row_groups as f64),
+                ("STEP_GROUPS", self.step_groups as f64),
             ]),
         }
         out

@@ -1,6 +1,7 @@
 //! The GPU path: shaders, the plan of a call, and the recording of it into a command encoder.
 //!
 //! - [`engine`]: an opened adapter, with host slices in and host vectors out
+//! - `cache` (feature `pipeline-cache`): pipelines kept on disk between runs
 //! - [`kernels`]: the kernels on a device that somebody else may own
 //! - [`matrix`]: what the matrix tier needs of a device, and how its passes cut the work
 //! - [`plan`]: how a prefill is cut into steps that fit the device
@@ -9,6 +10,8 @@
 //! A prefill is five passes (rows, pairs, solve, fold, scan), or three on matrix units (pairs, solve, scan); a decode
 //! step is one.
 
+#[cfg(feature = "pipeline-cache")]
+pub mod cache;
 pub mod engine;
 pub mod kernels;
 pub mod matrix;

@@ -134,9 +134,8 @@ pub fn matrix_chunk_shape(
         return Err(Error::unsupported("chunk", c, "one of 16, 32, 64"));
     }
     let lengths = (0..problem.sequences()).map(|i| problem.sequence(i).len());
-    let longest = lengths.clone().max().unwrap_or(0);
-    let busy = lengths.filter(|&l| l > 0).count() * problem.value_heads;
-    let shape = |c| ChunkShape::on_matrix_units(problem, c, units, limits, busy);
+    let longest = lengths.max().unwrap_or(0);
+    let shape = |c| ChunkShape::on_matrix_units(problem, c, units, limits);
     match asked {
         Some(c) => shape(c),
         None => {
@@ -187,7 +186,8 @@ pub fn steps(
     let chunk_bytes = shape.stride as u64 * 4;
     // (Up to an alignment may lie between the matrix tier's two parts of scratch memory.)
     let gap = if shape.matrix.is_some() { 256 } else { 0 };
-    let chunk_heads = (bounds.scratch.min(bounds.binding).saturating_sub(gap) / chunk_bytes) as usize;
+    let chunk_heads =
+        (bounds.scratch.min(bounds.binding).saturating_sub(gap) / chunk_bytes) as usize;
     if chunk_heads == 0 {
         return Err(Error::unsupported(
             "scratch memory for one chunk of one head",

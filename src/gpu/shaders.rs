@@ -382,8 +382,8 @@ fn replace_word(text: &str, word: &str, with: &str) -> String {
     while let Some(at) = rest.find(word) {
         let (before, after) = (&rest[..at], &rest[at + word.len()..]);
         // (A member or a component, `v.x`, is no counter.)
-        let whole = !before.ends_with(|c| part_of_name(c) || c == '.')
-            && !after.starts_with(part_of_name);
+        let whole =
+            !before.ends_with(|c| part_of_name(c) || c == '.') && !after.starts_with(part_of_name);
         out.push_str(before);
         out.push_str(if whole { with } else { word });
         rest = after;
@@ -496,8 +496,7 @@ impl ChunkShape {
         })
     }
 
-    /// The shape for chunks of `tokens` on matrix units, `busy` pieces of sequences times heads being there to
-    /// work on at the same time.
+    /// The shape for chunks of `tokens` on matrix units.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] where the passes do not fit the device.
@@ -506,9 +505,8 @@ impl ChunkShape {
         tokens: usize,
         units: MatrixUnits,
         limits: &wgpu::Limits,
-        busy: usize,
     ) -> Result<Self> {
-        let matrix = MatrixShape::new(problem, tokens, units, limits, busy)?;
+        let matrix = MatrixShape::new(problem, tokens, units, limits)?;
         Ok(Self {
             tokens,
             substeps: problem.rule.update().substeps() * tokens,

@@ -2,6 +2,7 @@
 //! size and way of binding. Used by the translation test and by `examples/shaders.rs`.
 #![allow(dead_code, reason = "each of them uses a part of it")]
 
+use eda_wgpu::gpu::matrix::MatrixUnits;
 use eda_wgpu::gpu::plan::CHUNK_SIZES;
 use eda_wgpu::gpu::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
 use eda_wgpu::rule::DecayKind;
@@ -18,6 +19,8 @@ pub struct Entry {
     pub variant: Variant,
     /// Override constants.
     pub constants: Vec<(&'static str, f64)>,
+    /// Bounds of the loops that are written out.
+    pub loops: Vec<(&'static str, usize)>,
 }
 
 impl Entry {
@@ -29,8 +32,12 @@ impl Entry {
             Element::F16 => "f16",
         };
         format!(
-            "{}-{element}{}{}{}",
+            "{}{}-{element}{}{}{}",
             self.pass.name(),
+            match self.variant.edge {
+                0 => String::new(),
+                edge => format!("-{edge}"),
+            },
             flag(self.variant.second, "-second"),
             flag(self.variant.gates, "-gates"),
             flag(self.variant.shared, "-shared")
@@ -40,6 +47,11 @@ impl Entry {
     /// The WGSL text.
     pub fn source(&self) -> String {
         shaders::source(self.pass, self.variant)
+    }
+
+    /// The WGSL text as GPUs get it, its marked loops written out.
+    pub fn unrolled(&self) -> String {
+        shaders::unroll(&self.source(), &self.loops)
     }
 
     /// Storage buffers that it binds.
@@ -91,6 +103,18 @@ fn forms(rule: Rule, sizes: [usize; 6]) -> Vec<Problem> {
     out
 }
 
+/// Matrix units with the limits of a device that has them: of a large GPU, and of a software driver.
+pub fn matrix_devices() -> [(MatrixUnits, wgpu::Limits); 2] {
+    [(16, 32, 49_152), (8, 8, 32_768)].map(|(edge, subgroup, memory)| {
+        let limits = wgpu::Limits {
+            max_compute_workgroup_storage_size: memory,
+            max_compute_invocations_per_workgroup: 1024,
+            ..wgpu::Limits::default()
+        };
+        (MatrixUnits { edge, subgroup }, limits)
+    })
+}
+
 /// Whether a pass can be asked for on slices that share a buffer with what it writes.
 fn can_share(pass: Pass, variant: Variant) -> bool {
     let list = shaders::bindings(pass, variant);
@@ -101,14 +125,25 @@ fn can_share(pass: Pass, variant: Variant) -> bool {
     storage.count() > 1
 }
 
-/// Every entry, each once.
+/// Every entry of the portable tier and of decode, each once.
 pub fn entries() -> Vec<Entry> {
+    list(false)
+}
+
+/// Every entry of the matrix tier, each once.
+pub fn matrix_entries() -> Vec<Entry> {
+    list(true)
+}
+
+fn list(matrix_tier: bool) -> Vec<Entry> {
     let mut seen = HashSet::new();
     let mut out = Vec::new();
     let mut add = |pass: Pass, problem: &Problem, shape: Option<&ChunkShape>| {
+        let matrix = shape.and_then(|s| s.matrix.as_ref());
         for element in [Element::F32, Element::F16] {
             for shared in [false, true] {
-                let mut variant = shaders::variant(pass, problem, element);
+                let edge = matrix.map_or(0, |m| m.units.edge);
+                let mut variant = shaders::variant(pass, problem, element, edge);
                 variant.shared = shared;
                 if shared && !can_share(pass, variant) {
                     continue;
@@ -121,6 +156,13 @@ pub fn entries() -> Vec<Entry> {
                         pass,
                         variant,
                         constants,
+                        loops: shape
+                            .zip(matrix)
+                            .map(|(s, m)| {
+                                let factors = problem.rule.update().factors;
+                                m.unrolled(s.tokens, s.substeps, s.key_pad, factors)
+                            })
+                            .unwrap_or_default(),
                     });
                 }
             }
@@ -137,16 +179,29 @@ pub fn entries() -> Vec<Entry> {
                     break;
                 }
                 for chunk in CHUNK_SIZES {
-                    let Some(shape) = ChunkShape::new(problem, chunk) else {
+                    for (units, limits) in matrix_devices().into_iter().filter(|_| matrix_tier) {
+                        let shape = ChunkShape::on_matrix_units(problem, chunk, units, &limits);
+                        let Ok(shape) = shape else { continue };
+                        for pass in Pass::ALL.into_iter().filter(|p| p.is_matrix()) {
+                            add(pass, problem, Some(&shape));
+                        }
+                    }
+                    if matrix_tier {
                         continue;
+                    }
+                    let chunked = |pass: &Pass| {
+                        !matches!(pass, Pass::Decode | Pass::Pack) && !pass.is_matrix()
                     };
-                    let chunked = |pass: &Pass| !matches!(pass, Pass::Decode | Pass::Pack);
-                    for pass in Pass::ALL.into_iter().filter(chunked) {
-                        add(pass, problem, Some(&shape));
+                    if let Some(shape) = ChunkShape::new(problem, chunk) {
+                        for pass in Pass::ALL.into_iter().filter(chunked) {
+                            add(pass, problem, Some(&shape));
+                        }
                     }
                 }
-                add(Pass::Decode, problem, None);
-                add(Pass::Pack, problem, None);
+                if !matrix_tier {
+                    add(Pass::Decode, problem, None);
+                    add(Pass::Pack, problem, None);
+                }
             }
         }
     }

@@ -6,6 +6,7 @@ use eda_wgpu::adapter::{self, AdapterReport};
 use eda_wgpu::battery::{self, Outcome, Verdict};
 use eda_wgpu::engine::Description;
 use eda_wgpu::{Backend, Engine, EngineOptions};
+use std::path::PathBuf;
 
 /// Flags of `eda check`.
 #[derive(Debug, clap::Args)]
@@ -81,7 +82,7 @@ fn wanted(args: &Args, a: &AdapterReport) -> bool {
 }
 
 /// Checks every engine asked for.
-pub(crate) fn check(args: &Args) -> Result<(), Failure> {
+pub(crate) fn check(args: &Args, pipeline_cache: Option<PathBuf>) -> Result<(), Failure> {
     if Backend::from(args.backend) == Backend::Cpu && args.adapter.is_some() {
         return Err(Failure::Usage(
             "--adapter: expected a GPU backend, found --backend cpu".into(),
@@ -96,6 +97,7 @@ pub(crate) fn check(args: &Args) -> Result<(), Failure> {
                     adapter: Some(a.index.to_string()),
                     // The battery is the test; an adapter that fails it should still be reported in full.
                     skip_self_test: true,
+                    pipeline_cache: pipeline_cache.clone(),
                     ..EngineOptions::default()
                 };
                 (Some(a.description), options)

@@ -1,13 +1,18 @@
 //! The command line `eda`: runs the rules on tensor files, lists adapters, and checks them.
 
 mod adapters;
+mod bench;
+mod chart;
 mod check;
+mod compare;
 mod progress;
 mod report;
 mod run;
+mod table;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use eda_wgpu::{Backend, Element, Error, Tier};
+use etcetera::BaseStrategy;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,14 +29,33 @@ Examples:
   eda run layer.safetensors --mode recurrent     the same by the float64 reference
   eda adapters                                   what is there, and what it gets
   eda check                                      is this machine right? (paste it into a bug report)
+  eda bench --json mine.json                     how fast is it, against its own memory and arithmetic?
+  eda bench compare theirs.json mine.json        and against another
 
 Exit status:
   0  done
   1  a check failed, or the device did (lost, out of memory, wrong in its self-test, none found)
   2  bad input or usage; one line on stderr says what was expected and what was found")]
 struct Cli {
+    /// Build every pipeline anew and keep none. Otherwise they are kept in the user's cache directory, where
+    /// the driver can. EDA_NO_CACHE=1 in the environment does the same.
+    #[arg(long, global = true)]
+    no_cache: bool,
     #[command(subcommand)]
     command: Command,
+}
+
+impl Cli {
+    /// Where pipelines are kept between runs.
+    fn pipeline_cache(&self) -> Option<PathBuf> {
+        let off = |value: std::ffi::OsString| !value.is_empty() && value != "0";
+        if self.no_cache || std::env::var_os("EDA_NO_CACHE").is_some_and(off) {
+            return None;
+        }
+        // Without a home directory nothing is kept.
+        let directories = etcetera::choose_base_strategy().ok()?;
+        Some(directories.cache_dir().join("eda-wgpu").join("pipelines"))
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -42,6 +66,8 @@ enum Command {
     Run(run::Args),
     /// Compare every adapter and the CPU engine with float64 on built-in cases.
     Check(check::Args),
+    /// Time prefill and decode, against the adapter's own memory and arithmetic; compare such runs.
+    Bench(bench::Args),
 }
 
 /// `--backend`.
@@ -181,8 +207,9 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Adapters(args) => adapters::adapters(args),
-        Command::Run(args) => run::run(args),
-        Command::Check(args) => check::check(args),
+        Command::Run(args) => run::run(args, cli.pipeline_cache()),
+        Command::Check(args) => check::check(args, cli.pipeline_cache()),
+        Command::Bench(args) => bench::bench(args, cli.pipeline_cache()),
     };
     ExitCode::from(result.map_or_else(Failure::report, |()| 0))
 }

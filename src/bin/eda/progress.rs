@@ -12,28 +12,36 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Progress {
     start: Instant,
     watched: bool,
+    unit: &'static str,
     bar: OnceLock<ProgressBar>,
 }
 
 impl Progress {
     pub(crate) fn start() -> Self {
+        Self::of("tokens")
+    }
+
+    /// A bar that counts something else.
+    pub(crate) fn of(unit: &'static str) -> Self {
         Self {
             start: Instant::now(),
             watched: crate::watched(),
+            unit,
             bar: OnceLock::new(),
         }
     }
 
-    /// `done` of `total` tokens are done.
+    /// `done` of `total` are done.
     pub(crate) fn update(&self, done: usize, total: usize) {
         if !self.watched || self.start.elapsed() < PATIENCE {
             return;
         }
         let bar = self.bar.get_or_init(|| {
             let bar = ProgressBar::new(total as u64).with_elapsed(self.start.elapsed());
-            match ProgressStyle::with_template(
-                "{bar:40} {human_pos}/{human_len} tokens, {eta} left",
-            ) {
+            let unit = self.unit;
+            match ProgressStyle::with_template(&format!(
+                "{{bar:40}} {{human_pos}}/{{human_len}} {unit}, {{eta}} left"
+            )) {
                 Ok(style) => bar.with_style(style),
                 Err(_) => bar,
             }

@@ -139,7 +139,7 @@ impl Args {
 }
 
 /// Reads, computes, writes, reports.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, pipeline_cache: Option<PathBuf>) -> Result<(), Failure> {
     args.check()?;
     // Before any work: a target that cannot be written to would waste it.
     let output = match &args.output {
@@ -158,7 +158,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let input = file::read(&args.input, &options).map_err(about)?;
     reserve(&input.problem).map_err(about)?;
-    let (report, outputs) = compute(args, &input).map_err(about)?;
+    let (report, outputs) = compute(args, &input, pipeline_cache).map_err(about)?;
     if let Some(output) = output {
         output.finish(&input.problem, &outputs, &report.metadata(&input.problem))?;
     }
@@ -208,7 +208,11 @@ fn reference() -> eda_wgpu::Result<Description> {
     })
 }
 
-fn compute(args: &Args, input: &Input) -> eda_wgpu::Result<(Report, Outputs)> {
+fn compute(
+    args: &Args,
+    input: &Input,
+    pipeline_cache: Option<PathBuf>,
+) -> eda_wgpu::Result<(Report, Outputs)> {
     let Input {
         problem,
         tensors,
@@ -243,6 +247,7 @@ fn compute(args: &Args, input: &Input) -> eda_wgpu::Result<(Report, Outputs)> {
         backend: args.backend.into(),
         adapter: args.adapter.clone(),
         tier: args.tier.into(),
+        pipeline_cache,
         ..EngineOptions::default()
     }))?;
     let mut ran = engine.description();

@@ -1,10 +1,25 @@
-//! Times the kernels on a device: whole operations, by the device's own clock.
+//! Times whole operations, by the device's own clock where it has one.
 //!
 //! Inputs are random (unit keys, decays around -0.35, gates in (0, 1)), already on the device. The device is kept
 //! busy for a while before the first sample, since clocks rise under load, and samples follow back to back.
+//!
+//! | | |
+//! |---|---|
+//! | [`prefill`], [`prefill_passes`], [`decode`] | one problem on a GPU, samples in milliseconds |
+//! | [`run`] | cases on any engine, against its own [`ceilings`], as `eda bench` does; async, also for browsers |
+//! | [`report`] | the JSON that this leaves |
+//! | [`count`] | the operations and bytes that rates are made of |
+
+pub mod ceilings;
+pub mod count;
+mod measure;
+pub mod report;
+pub mod run;
+
+use measure::{Work, now, sample};
 
 use crate::engine::Element;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::generate::Rng;
 use crate::gpu::engine::GpuEngine;
 use crate::gpu::kernels::{Call, PrefillSettings, Slice, operand_element};
@@ -12,7 +27,7 @@ use crate::gpu::shaders::Pass;
 use crate::problem::{Operand, Problem, Tensors};
 use crate::slots::Row;
 use half::f16;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long and how often.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +69,7 @@ pub fn random_values(problem: &Problem, operand: Operand, len: usize, seed: u64)
 }
 
 /// Operands of a problem on the device, each in a buffer of its own, the gates in one.
+#[derive(Clone)]
 pub struct DeviceInputs {
     buffers: Vec<(Operand, wgpu::Buffer, u64, u64)>,
 }
@@ -62,8 +78,17 @@ impl DeviceInputs {
     /// Generates and uploads. Long tensors repeat a block of random rows.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Unsupported`].
+    /// [`crate::Error::OutOfMemory`], [`crate::Error::Unsupported`].
     pub fn new(engine: &GpuEngine, problem: &Problem, element: Element) -> Result<Self> {
+        Self::make(engine, problem, element, true)
+    }
+
+    /// Buffers alone, for binding them without running anything.
+    fn unfilled(engine: &GpuEngine, problem: &Problem, element: Element) -> Result<Self> {
+        Self::make(engine, problem, element, false)
+    }
+
+    fn make(engine: &GpuEngine, problem: &Problem, element: Element, fill: bool) -> Result<Self> {
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
         let kernels = engine.kernels();
         let used = |o: &Operand| problem.uses(*o) && *o != Operand::InitialState;
@@ -89,6 +114,10 @@ impl DeviceInputs {
             } else {
                 (kernels.buffer(problem.name(operand), size, usage, None)?, 0)
             };
+            if !fill {
+                buffers.push((operand, buffer, offset, size));
+                continue;
+            }
             let block = (1usize << 22).min(problem.len(operand).next_multiple_of(problem.key_dim));
             let block = block / problem.key_dim * problem.key_dim;
             let values = random_values(problem, operand, block.max(problem.key_dim), 7);
@@ -132,103 +161,20 @@ impl DeviceInputs {
     }
 }
 
-fn wait(engine: &GpuEngine) -> Result<()> {
-    engine
-        .kernels()
-        .device()
-        .poll(wgpu::PollType::wait_indefinitely())
-        .map(|_| ())
-        .map_err(|e| Error::Device(format!("waiting for the device: {e}")))
+/// A prefill or decode bound to random inputs on the device. The buffers live as long as it does.
+struct Bound {
+    call: Call,
+    /// Tokens a chunk; decode has none.
+    chunk: Option<usize>,
+    _inputs: DeviceInputs,
 }
 
-/// Times `record` between two stamps, milliseconds a sample.
-fn sample(
-    engine: &GpuEngine,
-    effort: Effort,
-    record: &dyn Fn(&mut wgpu::ComputePass<'_>),
-) -> Result<Vec<f64>> {
-    let device = engine.kernels().device();
-    let run = |stamps: Option<(&wgpu::QuerySet, u32)>| {
-        let mut encoder = device.create_command_encoder(&Default::default());
-        {
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
-                label: Some("eda: bench"),
-                timestamp_writes: stamps.map(|(query_set, at)| wgpu::ComputePassTimestampWrites {
-                    query_set,
-                    beginning_of_pass_write_index: Some(at),
-                    end_of_pass_write_index: Some(at + 1),
-                }),
-            });
-            record(&mut pass);
-        }
-        engine.queue().submit([encoder.finish()]);
-    };
-    let begun = Instant::now();
-    loop {
-        run(None);
-        wait(engine)?;
-        if begun.elapsed() >= effort.warm_up {
-            break;
-        }
-    }
-    if !device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
-        return (0..effort.samples)
-            .map(|_| {
-                let begun = Instant::now();
-                run(None);
-                wait(engine)?;
-                Ok(begun.elapsed().as_secs_f64() * 1e3)
-            })
-            .collect();
-    }
-    let count = effort.samples as u32;
-    let queries = device.create_query_set(&wgpu::QuerySetDescriptor {
-        label: Some("eda: bench"),
-        ty: wgpu::QueryType::Timestamp,
-        count: count * 2,
-    });
-    for i in 0..count {
-        run(Some((&queries, i * 2)));
-    }
-    let bytes = u64::from(count) * 16;
-    let kernels = engine.kernels();
-    let resolved = kernels.buffer(
-        "times",
-        bytes,
-        wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-        None,
-    )?;
-    let readback = kernels.buffer(
-        "times",
-        bytes,
-        wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-        None,
-    )?;
-    let mut encoder = device.create_command_encoder(&Default::default());
-    encoder.resolve_query_set(&queries, 0..count * 2, &resolved, 0);
-    encoder.copy_buffer_to_buffer(&resolved, 0, &readback, 0, bytes);
-    engine.queue().submit([encoder.finish()]);
-    readback.map_async(wgpu::MapMode::Read, 0..bytes, |_| {});
-    wait(engine)?;
-    let view = readback
-        .get_mapped_range(0..bytes)
-        .map_err(|e| Error::Device(format!("reading times: {e}")))?;
-    let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&view[..]);
-    let period = f64::from(engine.queue().get_timestamp_period()) * 1e-6;
-    Ok(ticks
-        .chunks_exact(2)
-        .map(|p| p[1].saturating_sub(p[0]) as f64 * period)
-        .collect())
-}
-
-/// Calls `time` with a prefill that is bound to random inputs on the device.
-fn with_prefill<T>(
+fn bind_prefill(
     engine: &GpuEngine,
     problem: &Problem,
     settings: &PrefillSettings,
-    time: impl FnOnce(&Call) -> Result<T>,
-) -> Result<T> {
-    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
+    inputs: DeviceInputs,
+) -> Result<Bound> {
     let kernels = engine.kernels();
     let usage = wgpu::BufferUsages::STORAGE;
     let o_bytes = problem.output_len() as u64 * settings.element.bytes();
@@ -237,7 +183,61 @@ fn with_prefill<T>(
     let state = kernels.buffer("the states", state_bytes, usage, None)?;
     let plan = kernels.plan_prefill(problem, settings)?;
     let (o, state) = (Slice::whole(&o), Slice::whole(&state));
-    time(&kernels.prefill(&plan, &inputs.slices(), o, state, None)?)
+    Ok(Bound {
+        call: kernels.prefill(&plan, &inputs.slices(), o, state, None)?,
+        chunk: Some(plan.chunk()),
+        _inputs: inputs,
+    })
+}
+
+fn bind_decode(
+    engine: &GpuEngine,
+    problem: &Problem,
+    element: Element,
+    inputs: DeviceInputs,
+) -> Result<Bound> {
+    let kernels = engine.kernels();
+    let usage = wgpu::BufferUsages::STORAGE;
+    let o_bytes = problem.output_len() as u64 * element.bytes();
+    let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
+    let words = problem.batch * problem.value_heads * problem.state_len();
+    let pool = kernels.buffer("the state pool", words as u64 * 4, usage, None)?;
+    let rows: Vec<Row> = (0..problem.batch)
+        .map(|i| Row::continues(i as i32))
+        .collect();
+    let pool = Slice {
+        buffer: &pool,
+        offset: 0,
+        size: words as u64 * 4,
+    };
+    let o = Slice::whole(&o);
+    Ok(Bound {
+        call: kernels.decode(problem, element, &inputs.slices(), o, pool, &rows)?,
+        chunk: None,
+        _inputs: inputs,
+    })
+}
+
+impl Bound {
+    /// The whole operation, cut where a submission may end.
+    fn once(&self) -> Work<'_> {
+        Work {
+            parts: self.call.steps(),
+            record: Box::new(|pass, parts| self.call.record_into(pass, parts)),
+        }
+    }
+
+    /// The operation `times` over; each run continues what the one before left.
+    fn repeated(&self, times: usize) -> Work<'_> {
+        Work {
+            parts: times,
+            record: Box::new(|pass, parts| {
+                for _ in parts {
+                    self.call.record_into(pass, 0..self.call.steps());
+                }
+            }),
+        }
+    }
 }
 
 /// Times whole prefills (all passes, final state written), milliseconds a sample.
@@ -250,11 +250,9 @@ pub fn prefill(
     settings: &PrefillSettings,
     effort: Effort,
 ) -> Result<Vec<f64>> {
-    with_prefill(engine, problem, settings, |call| {
-        sample(engine, effort, &|pass| {
-            call.record_into(pass, 0..call.steps());
-        })
-    })
+    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
+    let bound = bind_prefill(engine, problem, settings, inputs)?;
+    Ok(now(sample(engine, effort, None, &bound.once()))?.samples_ms)
 }
 
 /// Times each pass of a prefill alone (the others' results are those of an earlier run): medians, milliseconds.
@@ -267,24 +265,25 @@ pub fn prefill_passes(
     settings: &PrefillSettings,
     effort: Effort,
 ) -> Result<Vec<(&'static str, f64)>> {
-    with_prefill(engine, problem, settings, |call| {
-        let once = Effort {
-            samples: 1,
-            ..effort
-        };
-        sample(engine, once, &|pass| {
-            call.record_into(pass, 0..call.steps());
-        })?;
-        Pass::ALL
-            .into_iter()
-            .filter(|&which| call.has(which))
-            .map(|which| {
-                let mut times = sample(engine, effort, &|pass| call.record_only(pass, which))?;
-                times.sort_by(f64::total_cmp);
-                Ok((which.name(), times[times.len() / 2]))
-            })
-            .collect()
-    })
+    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
+    let bound = bind_prefill(engine, problem, settings, inputs)?;
+    let once = Effort {
+        samples: 1,
+        ..effort
+    };
+    now(sample(engine, once, None, &bound.once()))?;
+    Pass::ALL
+        .into_iter()
+        .filter(|&which| bound.call.has(which))
+        .map(|which| {
+            let work = Work {
+                parts: 1,
+                record: Box::new(|pass, _| bound.call.record_only(pass, which)),
+            };
+            let times = now(sample(engine, effort, None, &work))?;
+            Ok((which.name(), times.median_ms()))
+        })
+        .collect()
 }
 
 /// Times decode steps of one token for `problem.batch` rows, each with its own slot: milliseconds a step, as
@@ -300,32 +299,8 @@ pub fn decode(
     effort: Effort,
 ) -> Result<Vec<f64>> {
     let inputs = DeviceInputs::new(engine, problem, element)?;
-    let kernels = engine.kernels();
-    let usage = wgpu::BufferUsages::STORAGE;
-    let o_bytes = problem.output_len() as u64 * element.bytes();
-    let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
-    let words = problem.batch * problem.value_heads * problem.state_len();
-    let pool = kernels.buffer("the state pool", words as u64 * 4, usage, None)?;
-    let rows: Vec<Row> = (0..problem.batch)
-        .map(|i| Row::continues(i as i32))
-        .collect();
-    let call: Call = kernels.decode(
-        problem,
-        element,
-        &inputs.slices(),
-        Slice::whole(&o),
-        Slice {
-            buffer: &pool,
-            offset: 0,
-            size: words as u64 * 4,
-        },
-        &rows,
-    )?;
-    let mut samples = sample(engine, effort, &|pass| {
-        for _ in 0..steps {
-            call.record_into(pass, 0..call.steps());
-        }
-    })?;
+    let bound = bind_decode(engine, problem, element, inputs)?;
+    let mut samples = now(sample(engine, effort, None, &bound.repeated(steps)))?.samples_ms;
     for s in &mut samples {
         *s /= steps as f64;
     }
