@@ -78,11 +78,12 @@
 
 pub mod adapter;
 pub mod battery;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod bench;
 pub mod cpu;
 pub mod engine;
 pub mod error;
-#[cfg(feature = "cli")]
+#[cfg(feature = "file")]
 pub mod file;
 pub mod generate;
 pub mod gpu;
@@ -95,6 +96,8 @@ pub mod rule;
 pub mod sequential;
 pub mod slots;
 pub mod split;
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+pub mod web;
 
 pub use engine::{
     Backend, DecodeOptions, Element, Engine, EngineOptions, Pool, PrefillOptions, Tier,

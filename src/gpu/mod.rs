@@ -10,4 +10,6 @@
 pub mod engine;
 pub mod kernels;
 pub mod plan;
+#[cfg(target_arch = "wasm32")]
+mod scopes;
 pub mod shaders;
