@@ -46,6 +46,9 @@ fn kind(value: &JsValue) -> String {
         let name = value.unchecked_ref::<Object>().constructor().name();
         return format!("a value of type {}", String::from(name));
     }
+    if value.is_undefined() {
+        return "undefined".into();
+    }
     format!("{value:?}")
 }
 
@@ -159,6 +162,7 @@ pub(super) struct Input {
 
 impl Input {
     pub(super) fn read(problem: &JsValue, tensors: &JsValue) -> Result<Self> {
+        check_problem(problem)?;
         if !tensors.is_object() {
             return Err(
                 Error::tensor("tensors", "an object of typed arrays", kind(tensors)).into(),
@@ -231,6 +235,9 @@ fn floats(name: &str, value: &JsValue, problem: &Problem, operand: Operand) -> R
 
 /// A detached array has no values, which may look like a wrong length.
 fn check_attached(name: &str, value: &JsValue, expected: &dyn Fn() -> String) -> Result<()> {
+    if !value.is_object() {
+        return Ok(());
+    }
     let buffer = get(value, "buffer")?.unwrap_or_default();
     match flag(&buffer, "detached") {
         Ok(Some(true)) => {
@@ -284,16 +291,21 @@ fn is_float16_array(value: &JsValue) -> bool {
     value.is_object() && value.unchecked_ref::<Object>().constructor().name() == "Float16Array"
 }
 
+fn check_problem(object: &JsValue) -> Result<()> {
+    if object.is_object() {
+        return Ok(());
+    }
+    Err(bad(
+        "the problem",
+        object,
+        "an object with a rule and sizes",
+    ))
+}
+
 /// Rule, sizes and forms. What form the inputs have is told by their names, as in files; sizes alone (for a pool)
 /// need no tensors.
 pub(super) fn read_problem(object: &JsValue, found: &[(String, JsValue)]) -> Result<Problem> {
-    if !object.is_object() {
-        return Err(bad(
-            "the problem",
-            object,
-            "an object with a rule and sizes",
-        ));
-    }
+    check_problem(object)?;
     let has = |name: &str| found.iter().any(|(n, _)| n == name);
     let size = |key| {
         whole(object, key)?.ok_or_else(|| {

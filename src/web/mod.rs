@@ -584,9 +584,9 @@ impl Eda {
         let info = self.shared.info.clone();
         promise(async move {
             let (engine, problem, control, what) = (engine?, problem?, control?, what?);
+            let timestamps = get(&info, "timestamps")?.is_some_and(|t| t.is_truthy());
             let report = bench::run(&engine, &problem, &what, &control).await?;
             let out = report.object(&problem, &what);
-            let timestamps = get(&info, "timestamps")?.is_some_and(|t| t.is_truthy());
             set(&out, "clock", if timestamps { "device" } else { "host" });
             set(&out, "engine", info);
             Ok(out.into())

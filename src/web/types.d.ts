@@ -204,7 +204,7 @@ export interface BenchOptions extends Control {
   operation: "prefill" | "decode";
   /** As in `PrefillOptions`. */
   dtype?: "f32" | "f16";
-  /** Calls that are timed; 10 where absent. */
+  /** Times that are taken, each of a call, or of as many as fill 20 ms; 10 where absent. */
   samples?: number;
   /** Calls before the first sample go on for so long, milliseconds; 300 where absent. */
   warmUpMs?: number;
@@ -216,13 +216,13 @@ export interface BenchResult {
   dtype: "f32" | "f16";
   /** What ran. */
   engine: Info;
-  /** `device`: `computeMs` are times by the device's clock; `host`: wall times around the call. */
+  /** `device`: `computeMs` are times by the device's clock; `host`: wall times, which browsers may round to 1 ms. */
   clock: "device" | "host";
-  /** Time of the passes of each sample, milliseconds. */
+  /** Time of the passes of a call, for each sample, milliseconds. */
   computeMs: number[];
-  /** Wall time of each sample from typed arrays to typed arrays, milliseconds. */
+  /** Wall time of a call, from memory to memory, for each sample, milliseconds. */
   totalMs: number[];
-  /** `B·T` over the median of `computeMs`. */
+  /** `B·T` over the mean of `computeMs`. */
   tokensPerSecond: number;
 }
 
