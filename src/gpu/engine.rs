@@ -335,6 +335,12 @@ impl GpuEngine {
         }
     }
 
+    /// What is known about the loss of the device.
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) fn lost(&self) -> Option<String> {
+        lock(&self.health).lost.clone()
+    }
+
     /// Something happened to the device outside of any call. The first loss stays; another error is returned by
     /// the next call.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]

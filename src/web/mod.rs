@@ -38,6 +38,9 @@ const TYPES: &'static str = include_str!("types.d.ts");
 /// of a second.
 const TURN_FLOPS: f64 = 1e8;
 
+/// The event of an error outside of error scopes.
+const UNCAPTURED: &str = "uncapturederror";
+
 #[wasm_bindgen(start)]
 fn start() {
     // A panic is a mistake of this crate. It ends the module; at least it says why.
@@ -56,9 +59,14 @@ fn promise(work: impl Future<Output = Result<JsValue>> + 'static) -> Promise {
 
 /// Lets the page have a turn.
 async fn turn() -> Result<()> {
+    sleep(0).await
+}
+
+async fn sleep(ms: u32) -> Result<()> {
     let wait = Promise::new(&mut |resolve, _| {
         // Every browsing context and worker has timers.
-        let _ = device::call(&js_sys::global(), "setTimeout", &[resolve.into()]);
+        let arguments = [resolve.into(), ms.into()];
+        let _ = device::call(&js_sys::global(), "setTimeout", &arguments);
     });
     JsFuture::from(wait).await.map_err(Failure::Thrown)?;
     Ok(())
@@ -73,14 +81,20 @@ fn json(value: &impl serde::Serialize) -> Result<JsValue> {
 struct Shared {
     engine: RefCell<Option<Rc<Engine>>>,
     info: Object,
-    /// The `GPUDevice`, and whether it is ours.
-    device: Option<(JsValue, bool)>,
+    /// Whether there is a `GPUDevice`, and then whether it is ours.
+    device: Option<Ownership>,
     options: JsValue,
     pools: RefCell<Vec<Weak<PoolState>>>,
     lost: Promise,
     resolve: Function,
-    /// Listens to errors outside of error scopes; removed with the device.
-    listener: RefCell<Option<Closure<dyn FnMut(JsValue)>>>,
+    /// The device, and what listens to its errors outside of error scopes.
+    listener: RefCell<Option<(JsValue, Closure<dyn FnMut(JsValue)>)>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ownership {
+    Ours,
+    Page,
 }
 
 struct PoolState {
@@ -114,6 +128,28 @@ impl Shared {
             .ok_or_else(|| Error::DeviceLost("destroyed by destroy()".into()).into())
     }
 
+    /// The promise of a call on the engine. On a device that is lost things fail in many ways, and a browser may tell
+    /// of the loss after what followed from it; so a device error waits a moment for that.
+    fn promise(self: &Rc<Self>, work: impl Future<Output = Result<JsValue>> + 'static) -> Promise {
+        let shared = self.clone();
+        promise(async move {
+            // The engine stays what it was when the call was made.
+            let engine = shared.engine();
+            let result = work.await;
+            if let (Err(Failure::Eda(Error::Device(_))), Ok(engine)) = (&result, &engine)
+                && let Engine::Gpu(engine) = &**engine
+            {
+                for _ in 0..10 {
+                    if let Some(reason) = engine.lost() {
+                        return Err(Error::DeviceLost(reason).into());
+                    }
+                    sleep(20).await?;
+                }
+            }
+            result
+        })
+    }
+
     /// The device is gone: the engine's calls say so, and so does `lost`.
     fn is_lost(&self, reason: &str, message: &str) {
         if let Some(Engine::Gpu(engine)) = self.engine.borrow().as_deref() {
@@ -138,16 +174,21 @@ impl Shared {
         if let Engine::Gpu(engine) = &*engine {
             let message = "destroyed by destroy()".to_owned();
             engine.report(Error::DeviceLost(message));
-            if matches!(self.device, Some((_, true))) {
+            if self.device == Some(Ownership::Ours) {
                 engine.kernels().device().destroy();
             }
         }
+        // The page may keep this object; it should not keep what the browser has for the device.
         drop(engine);
+        if let Some((device, listener)) = self.listener.borrow_mut().take() {
+            let arguments = [UNCAPTURED.into(), listener.as_ref().clone()];
+            let _ = device::call(&device, "removeEventListener", &arguments);
+        }
         self.is_lost("destroyed", "destroy() was called");
     }
 
     /// Follows the device: its loss, and errors outside of error scopes where the device is ours.
-    fn watch(self: &Rc<Self>, raw: &JsValue, ours: bool) -> Result<()> {
+    fn watch(self: &Rc<Self>, raw: &JsValue, whose: Ownership) -> Result<()> {
         let lost = get(raw, "lost")?.unwrap_or_default();
         let weak = Rc::downgrade(self);
         spawn_local(async move {
@@ -166,7 +207,7 @@ impl Shared {
                 shared.is_lost(reason, &word("message"));
             }
         });
-        if !ours {
+        if whose == Ownership::Page {
             return Ok(());
         }
         let weak = Rc::downgrade(self);
@@ -186,9 +227,9 @@ impl Shared {
                 });
             }
         });
-        let arguments = ["uncapturederror".into(), listener.as_ref().clone()];
+        let arguments = [UNCAPTURED.into(), listener.as_ref().clone()];
         device::call(raw, "addEventListener", &arguments)?;
-        *self.listener.borrow_mut() = Some(listener);
+        *self.listener.borrow_mut() = Some((raw.clone(), listener));
         Ok(())
     }
 }
@@ -236,7 +277,10 @@ async fn open(options: JsValue) -> Result<Eda> {
     if backend == Backend::Cpu {
         return Ok(on_cpu(options, None));
     }
-    let ours = of_page.is_none();
+    let whose = match of_page {
+        Some(_) => Ownership::Page,
+        None => Ownership::Ours,
+    };
     let opened = match of_page {
         Some(raw) => device::adopt(raw).await?,
         None => {
@@ -278,8 +322,8 @@ async fn open(options: JsValue) -> Result<Eda> {
     }
     set(&info, "limits", limits);
     let engine = Engine::Gpu(Box::new(GpuEngine::watched(&device, &queue, description)));
-    let eda = shared(engine, info, Some((raw.clone(), ours)), options);
-    eda.shared.watch(&raw, ours)?;
+    let eda = shared(engine, info, Some(whose), options);
+    eda.shared.watch(&raw, whose)?;
     if !skip_self_test {
         let engine = eda.shared.engine()?;
         // Dropping the engine frees what it has.
@@ -317,7 +361,7 @@ fn info(
     out
 }
 
-fn shared(engine: Engine, info: Object, device: Option<(JsValue, bool)>, options: JsValue) -> Eda {
+fn shared(engine: Engine, info: Object, device: Option<Ownership>, options: JsValue) -> Eda {
     let mut resolve = None;
     let lost = Promise::new(&mut |f, _| resolve = Some(f));
     Eda {
@@ -425,7 +469,7 @@ impl Eda {
     #[wasm_bindgen(unchecked_return_type = "Promise<Eda>")]
     pub fn reopen(&self) -> Promise {
         let options = self.shared.options.clone();
-        let of_page = matches!(self.shared.device, Some((_, false)));
+        let of_page = self.shared.device == Some(Ownership::Page);
         promise(async move {
             if of_page {
                 let limit =
@@ -467,7 +511,7 @@ impl Eda {
         let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
         let control = Control::read(&options);
         let options = prefill_options(&options);
-        promise(async move {
+        self.shared.promise(async move {
             let (engine, input, control, options) = (engine?, input?, control?, options?);
             let run = prefill(&engine, &input, &options, &control).await?;
             let out = Object::new();
@@ -492,7 +536,7 @@ impl Eda {
         let holder = Object::new();
         set(&holder, "slots", slots);
         let slots = input::whole(&holder, "slots");
-        promise(async move {
+        self.shared.promise(async move {
             let (engine, problem) = (engine?, problem?);
             let slots = slots?.ok_or_else(|| Error::unsupported("slots", "absent", "a number"))?;
             let pool = engine.pool(&problem, slots).await?;
@@ -527,7 +571,7 @@ impl Eda {
         let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
         let options = decode_options(&options);
         let pool = pool.state.clone();
-        promise(async move {
+        self.shared.promise(async move {
             let (engine, input, rows, options) = (engine?, input?, rows?, options?);
             validate_decode(&input.problem, &input.tensors.slices())?;
             input::room("the outputs", input.problem.output_len().saturating_mul(4))?;
@@ -553,7 +597,7 @@ impl Eda {
     ) -> Promise {
         let engine = self.shared.engine();
         let control = Control::read(&options.map_or(JsValue::UNDEFINED, JsValue::from));
-        promise(async move {
+        self.shared.promise(async move {
             let (engine, control) = (engine?, control?);
             let cases = battery::cases();
             let mut verdicts = Vec::new();
@@ -582,7 +626,7 @@ impl Eda {
         let control = Control::read(&options);
         let what = bench::What::read(&options);
         let info = self.shared.info.clone();
-        promise(async move {
+        self.shared.promise(async move {
             let (engine, problem, control, what) = (engine?, problem?, control?, what?);
             let timestamps = get(&info, "timestamps")?.is_some_and(|t| t.is_truthy());
             let report = bench::run(&engine, &problem, &what, &control).await?;
@@ -781,7 +825,7 @@ impl StatePool {
     #[wasm_bindgen(unchecked_return_type = "Promise<Float32Array>")]
     pub fn read(&self, #[wasm_bindgen(unchecked_param_type = "number")] slot: JsValue) -> Promise {
         let (state, slot) = (self.state.clone(), slot_number(slot));
-        promise(async move {
+        self.state.owner.promise(async move {
             let slot = slot?;
             input::room("the state", state.shape.iter().product::<usize>() * 4)?;
             let lock = state.pool.lock().await;
@@ -799,7 +843,7 @@ impl StatePool {
     ) -> Promise {
         let values = input::copy_floats("state", &state);
         let (state, slot) = (self.state.clone(), slot_number(slot));
-        promise(async move {
+        self.state.owner.promise(async move {
             let (slot, values) = (slot?, values?);
             let mut lock = state.pool.lock().await;
             there(&state, lock.as_mut())?.write(slot, &values).await?;
@@ -816,7 +860,7 @@ impl StatePool {
     ) -> Promise {
         let (from, to) = (slot_number(from), slot_number(to));
         let state = self.state.clone();
-        promise(async move {
+        self.state.owner.promise(async move {
             let (from, to) = (from?, to?);
             let mut lock = state.pool.lock().await;
             there(&state, lock.as_mut())?.copy(from, to).await?;

@@ -71,11 +71,13 @@ for (const name of asked.length > 0 ? asked : names) {
   }
   await test("progress and abort", () => run("control"));
   await test("built-in checks, cpu", () => run("check", "cpu"));
+  // Minutes: software drivers take a second or so to compile a shader.
+  if (process.env.EDA_WEB_LONG) await test("built-in checks, webgpu", () => run("check", "webgpu"));
   await test("a lost device", () => run("lost"));
   await test("a device of the page", () => run("pageDevice"));
   await test("fifty times", async () => {
-    let allocated = [];
-    let memory = [];
+    const allocated = [];
+    const memory = [];
     for (let i = 0; i < 50; i++) {
       // Shaders take a second each to compile here: decode has one, prefill five.
       const chunked = i % 10 === 0;
@@ -84,11 +86,12 @@ for (const name of asked.length > 0 ? asked : names) {
     }
     const mib = (bytes) => Math.round(bytes / 2 ** 20);
     if (allocated.at(-1) !== 0) throw new Error(`${allocated.at(-1)} bytes are still allocated`);
-    // Every run allocates 64 MiB; a browser's own memory goes up and down.
+    // Every run allocates 64 MiB. Firefox keeps 4 MB of any device that was opened and destroyed, and what belongs to
+    // its pipelines, until its collector runs.
     const smallest = (from, to) => Math.min(...memory.slice(from, to));
     const [early, late] = [smallest(10, 20), smallest(40, 50)];
     const line = `all GPU buffers freed; the browser's memory ${mib(early)} MiB in runs 11 to 20, ${mib(late)} MiB in runs 41 to 50`;
-    if (late - early > 200 * 2 ** 20) throw new Error(line);
+    if ((late - early) / 30 > 16 * 2 ** 20) throw new Error(line);
     return line;
   });
 
