@@ -63,13 +63,21 @@
 //! | [`gpu`], [`cpu`] | the two engines |
 //! | [`mod@reference`], [`generate`], [`battery`] | the judge, inputs that show mistakes, the built-in checks |
 //! | [`parts`], [`split`], [`sequential`] | problems cut along their tokens; whole sequences through decode |
-//! | `file` (feature `cli`) | problems in safetensors files |
-//! | [`mod@bench`] | times of whole operations by the device's clock |
+//! | `file` (feature `file`) | problems in safetensors files |
+//! | `web` (feature `web`, wasm32) | the JavaScript interface |
+//! | `bench` (not in a browser) | times of whole operations by the device's clock |
 //! | [`rows`] | the vectors that a token contributes, read from host tensors |
 //!
 //! # Features
-//! - `cli` (default): the command line `eda` and the module `file`. Without it the crate has neither an
-//!   argument parser nor a file reader among its dependencies.
+//! - `cli` (default): the command line `eda`, and `file`. Without it the crate has no argument parser among its
+//!   dependencies.
+//! - `file`: the module `file`, which reads and writes safetensors files.
+//! - `web`: what the npm package in `web/` is made of; nothing on other targets than wasm32.
+//!
+//! # In a browser
+//! On wasm32 the crate uses the browser's WebGPU. Nothing waits for the device in the page's thread; the CPU engine
+//! computes in the thread that calls it. What an error scope catches is told later there: whoever records kernels
+//! asks `gpu::kernels::Kernels::settled`, [`Engine`] does so by itself.
 //!
 //! # Errors
 //! [`enum@Error`] has a variant for each thing a caller can do about it: mend the input, ask for less, open another

@@ -20,7 +20,7 @@ impl OutputFile {
     /// Tries out a temporary file, so that a directory that cannot be written to shows before any work.
     ///
     /// # Errors
-    /// [`Error::File`] where the directory cannot be written to, or `path` is there and is read-only or not a
+    /// [`crate::Error::File`] where the directory cannot be written to, or `path` is there and is read-only or not a
     /// regular file (renaming over `/dev/null` would replace it).
     pub fn create(path: &Path) -> Result<Self> {
         // Through a link, its target is what is replaced.
@@ -77,7 +77,7 @@ impl OutputFile {
     /// Writes `o` and `final_state` with the given metadata and gives the file its name.
     ///
     /// # Errors
-    /// [`Error::File`]; the target is then as it was.
+    /// [`crate::Error::File`]; the target is then as it was.
     pub fn finish(
         self,
         problem: &Problem,

@@ -1,8 +1,8 @@
 //! Error scopes in a browser, where what a scope caught is told later: each scope's answer is waited for in the
 //! background, and the engine asks for the first error before it returns from a call.
 
-use super::kernels::reported;
-use crate::error::Error;
+use super::kernels::{Kernels, reported};
+use crate::error::{Error, Result};
 use futures::channel::oneshot;
 use std::cell::RefCell;
 
@@ -92,4 +92,18 @@ pub(super) async fn settled(device: &wgpu::Device) -> Option<Error> {
         let _ = pending.await;
     }
     with(device, |a| a.error.take())
+}
+
+impl Kernels {
+    /// In a browser: waits until it is known whether everything that was created so far on this device for kernels is
+    /// right. Each error is told once.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Device`].
+    pub async fn settled(&self) -> Result<()> {
+        match settled(self.device()).await {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
 }
