@@ -43,6 +43,7 @@ fn backends(backend: Backend) -> wgpu::Backends {
         Backend::Metal => wgpu::Backends::METAL,
         Backend::Dx12 => wgpu::Backends::DX12,
         Backend::Gl => wgpu::Backends::GL,
+        Backend::WebGpu => wgpu::Backends::BROWSER_WEBGPU,
     }
 }
 
@@ -68,6 +69,18 @@ fn preference(device_type: wgpu::DeviceType) -> usize {
     }
 }
 
+/// Name of a backend: that on the command line, where it has one.
+fn backend_name(backend: wgpu::Backend) -> &'static str {
+    match backend {
+        wgpu::Backend::Noop => "noop",
+        wgpu::Backend::Vulkan => Backend::Vulkan.name(),
+        wgpu::Backend::Metal => Backend::Metal.name(),
+        wgpu::Backend::Dx12 => Backend::Dx12.name(),
+        wgpu::Backend::Gl => Backend::Gl.name(),
+        wgpu::Backend::BrowserWebGpu => Backend::WebGpu.name(),
+    }
+}
+
 /// What an adapter is, as the reports say it.
 pub fn describe(info: &wgpu::AdapterInfo, tier: Tier) -> Description {
     let driver = [&info.driver, &info.driver_info]
@@ -78,7 +91,7 @@ pub fn describe(info: &wgpu::AdapterInfo, tier: Tier) -> Description {
         .join(" ");
     Description {
         adapter: info.name.clone(),
-        backend: info.backend.to_string().to_lowercase(),
+        backend: backend_name(info.backend).to_owned(),
         tier: tier.name().to_owned(),
         kind: kind(info.device_type).to_owned(),
         driver,
@@ -183,8 +196,10 @@ pub async fn choose(options: &EngineOptions) -> Result<Option<wgpu::Adapter>> {
         })
         .collect();
     let automatic = options.backend == Backend::Auto && options.adapter.is_none();
+    // A browser tells a software adapter from the others, and nothing else.
+    let worst = if cfg!(target_arch = "wasm32") { 3 } else { 1 };
     found.retain(|(_, a)| {
-        runs_kernels(a) && !(automatic && preference(a.get_info().device_type) > 1)
+        runs_kernels(a) && !(automatic && preference(a.get_info().device_type) > worst)
     });
     found.sort_by_key(|(i, a)| (preference(a.get_info().device_type), *i));
     if let Some((_, adapter)) = found.first() {

@@ -41,6 +41,8 @@ pub enum Backend {
     Dx12,
     /// OpenGL (ES).
     Gl,
+    /// The browser's WebGPU, which is there in a browser only.
+    WebGpu,
 }
 
 impl Backend {
@@ -53,6 +55,7 @@ impl Backend {
             Backend::Metal => "metal",
             Backend::Dx12 => "dx12",
             Backend::Gl => "gl",
+            Backend::WebGpu => "webgpu",
         }
     }
 }
@@ -318,7 +321,10 @@ impl Engine {
     pub async fn pool(&self, problem: &Problem, slots: usize) -> Result<Pool> {
         match self {
             Self::Cpu(engine) => Ok(Pool::Cpu(engine.pool(problem, slots)?)),
-            Self::Gpu(engine) => Ok(Pool::Gpu(engine.pool(problem, slots)?)),
+            Self::Gpu(engine) => {
+                let pool = engine.pool(problem, slots);
+                Ok(Pool::Gpu(engine.diagnosed(pool).await?))
+            }
         }
     }
 

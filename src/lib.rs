@@ -63,15 +63,23 @@
 //! | [`gpu`], [`cpu`] | the two engines |
 //! | [`mod@reference`], [`generate`], [`battery`] | the judge, inputs that show mistakes, the built-in checks |
 //! | [`parts`], [`split`], [`sequential`] | problems cut along their tokens; whole sequences through decode |
-//! | `file` (feature `cli`) | problems in safetensors files |
+//! | `file` (feature `file`) | problems in safetensors files |
+//! | `web` (feature `web`, wasm32) | the JavaScript interface |
 //! | [`mod@bench`] | times of whole operations, against measured ceilings; the JSON of `eda bench` |
 //! | [`rows`] | the vectors that a token contributes, read from host tensors |
 //!
 //! # Features
-//! - `cli` (default): the command line `eda` and the module `file`. Without it the crate has neither an
-//!   argument parser nor a file reader among its dependencies.
+//! - `cli` (default): the command line `eda`, and `file`. Without it the crate has no argument parser among its
+//!   dependencies.
+//! - `file`: the module `file`, which reads and writes safetensors files.
 //! - `pipeline-cache` (part of `cli`): pipelines kept on disk between runs (`gpu::cache`), in a directory that
 //!   the caller names.
+//! - `web`: what the npm package in `web/` is made of; nothing on other targets than wasm32.
+//!
+//! # In a browser
+//! On wasm32 the crate uses the browser's WebGPU. Nothing waits for the device in the page's thread; the CPU engine
+//! computes in the thread that calls it. What an error scope catches is told later there: whoever records kernels
+//! asks `gpu::kernels::Kernels::settled`, [`Engine`] does so by itself.
 //!
 //! # Errors
 //! [`enum@Error`] has a variant for each thing a caller can do about it: mend the input, ask for less, open another
@@ -84,7 +92,7 @@ pub mod bench;
 pub mod cpu;
 pub mod engine;
 pub mod error;
-#[cfg(feature = "cli")]
+#[cfg(feature = "file")]
 pub mod file;
 pub mod generate;
 pub mod gpu;
@@ -97,6 +105,8 @@ pub mod rule;
 pub mod sequential;
 pub mod slots;
 pub mod split;
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+pub mod web;
 
 pub use engine::{
     Backend, DecodeOptions, Element, Engine, EngineOptions, Pool, PrefillOptions, Tier,

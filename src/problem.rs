@@ -9,6 +9,8 @@ pub const MAX_HEAD_DIM: usize = 256;
 pub const MAX_HEADS: usize = 65_535;
 /// Largest `A_log`: `exp(A_log)` and its product with a gate stay finite in float32.
 pub const MAX_A_LOG: f32 = 80.0;
+/// What is expected where a value is NaN or infinite.
+pub(crate) const FINITE: &str = "finite values";
 /// Largest number of rows (`batch · tokens · factors`) in one problem.
 pub const MAX_ROWS: usize = 1 << 31;
 
@@ -555,7 +557,7 @@ impl Problem {
                 let expected = if log_decay {
                     "log decays that are at most 0 (or -inf)"
                 } else {
-                    "finite values"
+                    FINITE
                 };
                 let index = unravel(i, &self.shape(operand));
                 return Err(Error::tensor(

@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 use crate::gpu::engine::GpuEngine;
 use futures::FutureExt;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use web_time::Instant;
 
 /// No submission takes longer by what the first one took: systems reset a device that is busy for two seconds.
 const SUBMISSION: Duration = Duration::from_millis(400);

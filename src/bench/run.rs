@@ -13,7 +13,8 @@ use crate::problem::{Operand, Problem, Tensors};
 use crate::rule::Rule;
 use crate::slots::Row;
 use std::convert::Infallible;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use web_time::Instant;
 
 /// Blocks of a long run of decode steps.
 const BLOCKS: u32 = 10;

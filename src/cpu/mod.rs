@@ -21,7 +21,7 @@ use crate::slots::{Row, validate_rows};
 use half::f16;
 use rayon::prelude::*;
 use std::borrow::Cow;
-use std::time::Instant;
+use web_time::Instant;
 
 /// The engine that runs on the processor. It has no state of its own and always exists.
 #[derive(Debug, Clone, Copy, Default)]

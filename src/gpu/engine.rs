@@ -15,10 +15,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use web_time::Instant;
 
-/// Inputs and outputs of one part of a long prefill, bytes. Two parts are on the device at a time.
-const PART_BYTES: usize = 256 << 20;
+/// Inputs and outputs of one part of a long prefill, bytes. Two parts are on the device at a time. A browser copies
+/// them through memory of its own.
+const PART_BYTES: usize = if cfg!(target_arch = "wasm32") {
+    64 << 20
+} else {
+    256 << 20
+};
 /// Floating-point operations a submission: a tenth of a second at 200 GFLOP/s, far from any watchdog.
 const SUBMISSION_FLOPS: f64 = 20e9;
 
@@ -79,8 +84,22 @@ fn check_device(device: &wgpu::Device, health: &Mutex<Health>) -> Result<()> {
     check_health(health)
 }
 
-/// On a lost device things fail in many ways, all of which mean that it is lost.
-fn diagnosed<T>(device: &wgpu::Device, health: &Mutex<Health>, result: Result<T>) -> Result<T> {
+/// On a lost device things fail in many ways, all of which mean that it is lost. In a browser, what error scopes
+/// caught is the first cause of whatever else went wrong.
+async fn diagnosed<T>(
+    device: &wgpu::Device,
+    health: &Mutex<Health>,
+    result: Result<T>,
+) -> Result<T> {
+    #[cfg(target_arch = "wasm32")]
+    if let Some(error) = super::scopes::settled(device).await {
+        // A device that is lost says so first; what followed from the error is not reported again.
+        check_health(health).or_else(|e| match e {
+            Error::DeviceLost(_) => Err(e),
+            _ => Ok(()),
+        })?;
+        return Err(error);
+    }
     if let Err(Error::Device(_)) = &result {
         check_device(device, health)?;
     }
@@ -336,21 +355,30 @@ impl GpuEngine {
         queue: &wgpu::Queue,
         description: Description,
     ) -> Self {
-        let health = Arc::new(Mutex::new(Health::default()));
-        let lost = health.clone();
+        let engine = Self::watched(device, queue, description);
+        let lost = engine.health.clone();
         device.set_device_lost_callback(move |reason, message| {
             lock(&lost).lost = Some(format!("{reason:?}: {message}"));
         });
-        let errors = health.clone();
+        let errors = engine.health.clone();
         device.on_uncaptured_error(Arc::new(move |error| {
             lock(&errors).error = Some(reported(error, "a transfer", 0));
         }));
+        engine
+    }
+
+    /// An engine on a device that somebody else watches, and tells with [`GpuEngine::report`].
+    pub(crate) fn watched(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        description: Description,
+    ) -> Self {
         Self {
             description,
             kernels: Kernels::new(device),
             tier: None,
             queue: queue.clone(),
-            health,
+            health: Arc::default(),
             part_bytes: AtomicUsize::new(PART_BYTES),
             #[cfg(feature = "pipeline-cache")]
             pipeline_cache: None,
@@ -377,6 +405,25 @@ impl GpuEngine {
     /// What the device has reported since the last look.
     pub(crate) fn check(&self) -> Result<()> {
         check_device(self.device(), &self.health)
+    }
+
+    /// What is known about the loss of the device.
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) fn lost(&self) -> Option<String> {
+        lock(&self.health).lost.clone()
+    }
+
+    /// Something happened to the device outside of any call. The first loss stays; another error is returned by
+    /// the next call.
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) fn report(&self, error: Error) {
+        let mut health = lock(&self.health);
+        match error {
+            Error::DeviceLost(reason) => {
+                health.lost.get_or_insert(reason);
+            }
+            error => health.error = Some(error),
+        }
     }
 
     /// What runs.
@@ -430,7 +477,7 @@ impl GpuEngine {
     ) -> Result<Run> {
         check_device(self.device(), &self.health)?;
         let run = self.prefill_parts(problem, tensors, options, progress);
-        diagnosed(self.device(), &self.health, run.await)
+        diagnosed(self.device(), &self.health, run.await).await
     }
 
     async fn prefill_parts(
@@ -456,7 +503,7 @@ impl GpuEngine {
         let part_bytes = self
             .part_bytes
             .load(Ordering::Relaxed)
-            .min(self.device().limits().max_buffer_size as usize / 2);
+            .min(usize::try_from(self.device().limits().max_buffer_size / 2).unwrap_or(usize::MAX));
         let limit = (part_bytes / token_bytes.max(1)).max(64) / 64 * 64;
 
         let state_words = problem.value_heads * problem.state_len();
@@ -708,7 +755,12 @@ impl GpuEngine {
         self.elapsed(part.stamps).await
     }
 
-    /// A pool of zero states.
+    /// The result of something that could not wait for what error scopes caught, or that.
+    pub(crate) async fn diagnosed<T>(&self, result: Result<T>) -> Result<T> {
+        diagnosed(self.device(), &self.health, result).await
+    }
+
+    /// A pool of zero states. In a browser the next call tells if there was no memory for it.
     ///
     /// # Errors
     /// As [`crate::Engine::pool`].
@@ -746,7 +798,7 @@ impl GpuEngine {
     ) -> Result<(Vec<f32>, f64)> {
         check_device(self.device(), &self.health)?;
         let run = self.decode_rows(problem, tensors, pool, rows, options.element);
-        diagnosed(self.device(), &self.health, run.await)
+        diagnosed(self.device(), &self.health, run.await).await
     }
 
     async fn decode_rows(

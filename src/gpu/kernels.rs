@@ -211,6 +211,7 @@ impl PrefillPlan {
 }
 
 struct Dispatch {
+    #[cfg_attr(target_arch = "wasm32", allow(dead_code, reason = "for timing"))]
     pass: Pass,
     pipeline: Arc<Pipeline>,
     bind_group: wgpu::BindGroup,
@@ -261,6 +262,7 @@ impl Call {
     }
 
     /// Records the dispatches of one pass alone, for timing it.
+    #[cfg_attr(target_arch = "wasm32", allow(dead_code, reason = "for timing"))]
     pub(crate) fn record_only(&self, compute: &mut wgpu::ComputePass<'_>, pass: Pass) {
         for dispatch in self.steps.iter().flatten().filter(|d| d.pass == pass) {
             dispatch.record(compute);
@@ -360,7 +362,19 @@ fn offset_u32(what: &str, elements: u64) -> Result<u32> {
     })
 }
 
+/// Runs `create` under error scopes of our own; what they caught comes later.
+#[cfg(target_arch = "wasm32")]
+pub(crate) fn guarded<T>(
+    device: &wgpu::Device,
+    what: &str,
+    bytes: u64,
+    create: impl FnOnce() -> T,
+) -> Result<T> {
+    Ok(super::scopes::guarded(device, what, bytes, create))
+}
+
 /// Runs `create` under error scopes of our own and turns what they caught into an [`Error`].
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn guarded<T>(
     device: &wgpu::Device,
     what: &str,
@@ -371,7 +385,7 @@ pub(crate) fn guarded<T>(
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
     let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let value = create();
-    // Natively the result is there at once; in a browser it comes later and the device reports it.
+    // Natively the result is there at once.
     let caught = [
         memory.pop().now_or_never(),
         internal.pop().now_or_never(),

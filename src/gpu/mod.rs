@@ -16,4 +16,6 @@ pub mod engine;
 pub mod kernels;
 pub mod matrix;
 pub mod plan;
+#[cfg(target_arch = "wasm32")]
+mod scopes;
 pub mod shaders;

@@ -66,6 +66,7 @@ fn wanted(args: &Args, a: &AdapterReport) -> bool {
         Backend::Metal => Some("metal"),
         Backend::Dx12 => Some("dx12"),
         Backend::Gl => Some("gl"),
+        Backend::WebGpu => Some("webgpu"),
     };
     let named = args
         .adapter
