@@ -7,6 +7,7 @@
 mod chunk;
 mod decode;
 mod dense;
+mod kernel;
 mod math;
 mod prefill;
 
@@ -330,7 +331,7 @@ impl CpuPool {
 /// Tokens a chunk where the caller does not say. Measured at K = V = 32, 64 and 128 it is the fastest, or
 /// within the noise of it, for every rule but linear attention (which likes 32 at 128): products with the
 /// state already run at the full rate of the processor, and larger chunks add work inside the chunk.
-const DEFAULT_CHUNK: usize = 16;
+const DEFAULT_CHUNK: usize = 8;
 
 /// The operands as float16 storage would hold them; gates, parameters and states are float32 in any case.
 fn round_operands<'a>(
