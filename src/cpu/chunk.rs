@@ -30,11 +30,12 @@
 //! panels of `[K, 32]`. So the inner loops ([`super::kernel`]) read what they need in order.
 
 use super::dense::scale_each;
-use super::kernel::{self, Dots, GROUP, Group, PANEL, PIECE, Piece, Strip};
+use super::kernel::{self, Dots, GROUP, Group, PANEL, PIECE, Piece, Strip, Token};
 use super::math;
 use crate::problem::{Decay, Problem};
 use crate::rows::Rows;
 use crate::rule::{Content, DecayKind};
+use bytemuck::{Zeroable, cast_slice_mut};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
@@ -100,9 +101,9 @@ impl Layout {
         self.reads.len() + 1
     }
 
-    /// Value columns, in whole panels.
-    fn padded_values(&self) -> usize {
-        self.value_dim.next_multiple_of(PANEL)
+    /// Panels of all value columns.
+    fn panels(&self) -> usize {
+        self.value_dim.div_ceil(PANEL)
     }
 }
 
@@ -114,8 +115,8 @@ pub(super) struct Chunk {
     left: Vec<Group>,
     /// `[pieces, tokens · n]`: writes, decayed to the chunk's end.
     right: Vec<Piece>,
-    /// `[tokens · contents, V]`, rows padded to whole panels.
-    content: Vec<f32>,
+    /// `[tokens · contents, panels]`
+    content: Vec<Strip>,
     /// `[tokens, pieces]`: decays; row 0 ends as that of the whole chunk.
     decay: Vec<Piece>,
     /// `[tokens · rows, tokens · n]`: `−L` and `A`, rows as in `left`.
@@ -136,8 +137,8 @@ impl Workspace {
     pub(super) fn new(layout: &Layout) -> Self {
         let rows = layout.tokens * layout.rows();
         Self {
-            from_state: vec![[[0.0; PANEL]; GROUP]; rows.div_ceil(GROUP)],
-            u: vec![[0.0; PANEL]; layout.tokens * layout.substeps],
+            from_state: vec![[Strip::zeroed(); GROUP]; rows.div_ceil(GROUP)],
+            u: vec![Strip::zeroed(); layout.tokens * layout.substeps],
         }
     }
 }
@@ -155,7 +156,7 @@ impl State {
         let panels = columns.len().div_ceil(PANEL);
         let mut state = Self {
             columns,
-            strips: vec![[0.0; PANEL]; panels * layout.pieces * PIECE],
+            strips: vec![Strip::zeroed(); panels * layout.pieces * PIECE],
         };
         state.set(layout, values);
         state
@@ -169,7 +170,7 @@ impl State {
         for (panel, at) in panels {
             let end = self.columns.end.min(at + PANEL);
             for (strip, row) in panel.iter_mut().zip(values.chunks_exact(layout.value_dim)) {
-                strip[..end - at].copy_from_slice(&row[at..end]);
+                strip.0[..end - at].copy_from_slice(&row[at..end]);
             }
         }
     }
@@ -183,7 +184,7 @@ impl State {
         for (panel, at) in panels {
             let end = self.columns.end.min(at + PANEL);
             for (strip, row) in panel.iter().zip(values.chunks_exact_mut(layout.value_dim)) {
-                row[at..end].copy_from_slice(&strip[..end - at]);
+                row[at..end].copy_from_slice(&strip.0[..end - at]);
             }
         }
     }
@@ -219,12 +220,12 @@ impl Chunk {
         let (tokens, n) = (layout.tokens, layout.substeps);
         let (rows, pieces) = (layout.rows(), layout.pieces);
         let groups = (tokens * rows).div_ceil(GROUP);
-        let zero = [0.0; PIECE];
+        let zero = Piece::zeroed();
         Self {
             tokens: 0,
             left: vec![[zero; GROUP]; groups * pieces],
             right: vec![zero; tokens * n * pieces],
-            content: vec![0.0; tokens * layout.contents.len() * layout.padded_values()],
+            content: vec![Strip::zeroed(); tokens * layout.contents.len() * layout.panels()],
             decay: vec![zero; tokens * pieces],
             mixing: vec![0.0; tokens * rows * tokens * n],
             token: vec![zero; (rows + n) * pieces],
@@ -300,33 +301,35 @@ impl Chunk {
         for i in 0..n {
             let at = row(right, i);
             let right = &mut right[at];
-            let write = &mut right.as_flattened_mut()[..k];
+            let write = &mut cast_slice_mut(right)[..k];
             let Some(read) = layout.read_of[i] else {
-                rows.write(token, i, head, write);
+                rows.write::<f32>(token, i, head, write);
                 continue;
             };
             let at = row(left, read);
             let left = &mut left[at];
-            rows.read(token, i, head, &mut left.as_flattened_mut()[..k]);
+            let left: &mut [f32] = cast_slice_mut(left);
+            rows.read(token, i, head, &mut left[..k]);
             if layout.writes_read[i] {
                 let gate: f32 = rows.write_gate(token, i, head);
-                for (write, left) in right.as_flattened_mut().iter_mut().zip(left.as_flattened()) {
+                for (write, left) in write.iter_mut().zip(&*left) {
                     *write = gate * left;
                 }
             } else {
-                rows.write(token, i, head, write);
+                rows.write::<f32>(token, i, head, write);
             }
-            left.as_flattened_mut().iter_mut().for_each(|x| *x = -*x);
+            left.iter_mut().for_each(|x| *x = -*x);
         }
         let at = row(left, layout.reads.len());
-        let query = left[at].as_flattened_mut();
+        let query: &mut [f32] = cast_slice_mut(&mut left[at]);
         rows.query(token, head, &mut query[..k]);
         query.iter_mut().for_each(|x| *x *= layout.scale);
 
-        let (v, padded) = (layout.value_dim, layout.padded_values());
+        let (v, panels) = (layout.value_dim, layout.panels());
         for (c, &i) in layout.contents.iter().enumerate() {
-            let at = (t * layout.contents.len() + c) * padded;
-            rows.content(token, i, head, &mut self.content[at..at + v]);
+            let at = (t * layout.contents.len() + c) * panels;
+            let content = &mut self.content[at..at + panels];
+            rows.content::<f32>(token, i, head, &mut cast_slice_mut(content)[..v]);
         }
 
         // Pairs inside the token.
@@ -347,7 +350,7 @@ impl Chunk {
                 layout.decay,
                 token,
                 head,
-                &mut alpha.as_flattened_mut()[..k],
+                &mut cast_slice_mut(alpha)[..k],
             );
         }
         for (i, x) in left.chunks_exact(pieces).enumerate() {
@@ -429,7 +432,7 @@ impl Chunk {
             kernel::scale(simd, &mut column[low * n..mid * n], upper);
         }
         for (lower, upper) in lower.iter_mut().zip(upper) {
-            scale_each(lower, upper);
+            scale_each(&mut lower.0, &upper.0);
         }
     }
 
@@ -465,11 +468,11 @@ impl Chunk {
                 for (i, panel) in panels.enumerate() {
                     let at = i * PANEL;
                     chunk.read(simd, layout, work, panel);
-                    chunk.solve(simd, layout, work, first + at, |t, values| {
+                    chunk.solve(simd, layout, work, first / PANEL + i, |t, values| {
                         let o = &mut o[t][at..];
                         match o.first_chunk_mut() {
-                            Some(o) => *o = *values,
-                            None => o.copy_from_slice(&values[..o.len()]),
+                            Some(o) => *o = values.0,
+                            None => o.copy_from_slice(&values.0[..o.len()]),
                         }
                     });
                     chunk.write(simd, layout, work, panel);
@@ -509,41 +512,87 @@ impl Chunk {
         simd: S,
         layout: &Layout,
         work: &mut Workspace,
-        column: usize,
+        panel: usize,
         mut output: impl FnMut(usize, &Strip),
     ) {
         let (n, per_token) = (layout.substeps, layout.rows());
         let stride = layout.tokens * n;
-        let (padded, contents) = (layout.padded_values(), layout.contents.len());
+        let (panels, contents) = (layout.panels(), layout.contents.len());
         let from_state = work.from_state.as_flattened_mut();
         for t in 0..self.tokens {
             let rows = &mut from_state[t * per_token..(t + 1) * per_token];
-            let mixing = &self.mixing[t * per_token * stride..(t + 1) * per_token * stride];
-            let (before, now) = work.u.split_at_mut(t * n);
-            kernel::combine(simd, mixing, stride, before, rows);
-            for i in 0..n {
-                let (earlier, u) = now.split_at_mut(i);
-                let u = &mut u[0];
-                match layout.read_of[i] {
-                    Some(read) => {
-                        let factors = &mixing[read * stride + t * n..];
-                        kernel::combine(simd, factors, stride, earlier, &mut rows[read..=read]);
-                        *u = rows[read];
-                    }
-                    None => *u = [0.0; PANEL],
+            let token = Token {
+                mixing: &self.mixing[t * per_token * stride..(t + 1) * per_token * stride],
+                stride,
+                before: t * n,
+            };
+            let content = |i: usize| -> Option<&Strip> {
+                let c = layout.content_of[i]?;
+                Some(&self.content[(t * contents + c) * panels + panel])
+            };
+            let mut o = Strip::zeroed();
+            match (n, layout.reads.len()) {
+                (1, 1) => {
+                    let contents = [content(0)];
+                    token.solve::<S, 1, 2>(simd, rows, contents, &mut work.u, &mut o);
                 }
-                if let Some(c) = layout.content_of[i] {
-                    let at = (t * contents + c) * padded + column;
-                    for (u, z) in u.iter_mut().zip(&self.content[at..at + PANEL]) {
-                        *u += z;
-                    }
+                (2, 2) => {
+                    let contents = [content(0), content(1)];
+                    token.solve::<S, 2, 3>(simd, rows, contents, &mut work.u, &mut o);
+                }
+                _ => {
+                    self.solve_any(simd, layout, &token, rows, content, &mut work.u);
+                    o = rows[layout.reads.len()];
                 }
             }
-            let query = layout.reads.len();
-            let factors = &mixing[query * stride + t * n..];
-            kernel::combine(simd, factors, stride, &now[..n], &mut rows[query..]);
-            output(t, &rows[query]);
+            output(t, &o);
         }
+    }
+
+    /// One token of [`Self::solve`] for any number of sub-steps, reading or not; the output is left in the last of `rows`.
+    #[inline(always)]
+    fn solve_any<'a, S: Simd>(
+        &self,
+        simd: S,
+        layout: &Layout,
+        token: &Token<'_>,
+        rows: &mut [Strip],
+        content: impl Fn(usize) -> Option<&'a Strip>,
+        u: &mut [Strip],
+    ) {
+        let &Token {
+            mixing,
+            stride,
+            before: first,
+        } = token;
+        let (before, now) = u.split_at_mut(first);
+        kernel::combine(simd, mixing, stride, before, rows);
+        for i in 0..layout.substeps {
+            let (earlier, u) = now.split_at_mut(i);
+            let u = &mut u[0];
+            match layout.read_of[i] {
+                Some(read) => {
+                    let factors = &mixing[read * stride + first..];
+                    kernel::combine(simd, factors, stride, earlier, &mut rows[read..=read]);
+                    *u = rows[read];
+                }
+                None => *u = Strip::zeroed(),
+            }
+            if let Some(content) = content(i) {
+                for (u, z) in u.0.iter_mut().zip(&content.0) {
+                    *u += z;
+                }
+            }
+        }
+        let query = layout.reads.len();
+        let factors = &mixing[query * stride + first..];
+        kernel::combine(
+            simd,
+            factors,
+            stride,
+            &now[..layout.substeps],
+            &mut rows[query..],
+        );
     }
 
     /// The state at the chunk's end.

@@ -4,14 +4,19 @@
 //! reads memory in order and addresses it by constants; sums stay in registers. A register tile has as
 //! many rows as the registers of the processor allow.
 
+use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use pulp::Simd;
 
 /// Key channels that lie together.
 pub(super) const PIECE: usize = 16;
-pub(super) type Piece = [f32; PIECE];
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Piece(pub(super) [f32; PIECE]);
 /// Value columns that lie together.
 pub(super) const PANEL: usize = 32;
-pub(super) type Strip = [f32; PANEL];
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Strip(pub(super) [f32; PANEL]);
 /// Left rows that lie together: those of a register tile of [`read`] where vectors are widest.
 pub(super) const GROUP: usize = 12;
 pub(super) type Group = [Piece; GROUP];
@@ -29,14 +34,17 @@ fn multiply_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s
 
 /// Rows of `N` vectors each.
 #[inline(always)]
-fn vectors<S: Simd, const N: usize>(values: &[f32]) -> &[[S::f32s; N]] {
-    S::as_simd_f32s(values).0.as_chunks().0
+fn vectors<S: Simd, const N: usize>(values: &[impl Pod]) -> &[[S::f32s; N]] {
+    S::as_simd_f32s(cast_slice(values)).0.as_chunks().0
 }
 
 /// Rows of `N` vectors each.
 #[inline(always)]
-fn vectors_mut<S: Simd, const N: usize>(values: &mut [f32]) -> &mut [[S::f32s; N]] {
-    S::as_mut_simd_f32s(values).0.as_chunks_mut().0
+fn vectors_mut<S: Simd, const N: usize>(values: &mut [impl Pod]) -> &mut [[S::f32s; N]] {
+    S::as_mut_simd_f32s(cast_slice_mut(values))
+        .0
+        .as_chunks_mut()
+        .0
 }
 
 /// Calls `$kernel` with the number of vectors that a [`Strip`] is and the rows of a register tile, which is
@@ -78,10 +86,8 @@ fn read_tiles<S: Simd, const VECS: usize, const ROWS: usize>(
     state: &[Strip],
     out: &mut [Strip; GROUP],
 ) {
-    let state = vectors::<S, VECS>(state.as_flattened())
-        .as_chunks::<PIECE>()
-        .0;
-    let out = vectors_mut::<S, VECS>(out.as_flattened_mut());
+    let state = vectors::<S, VECS>(state).as_chunks::<PIECE>().0;
+    let out = vectors_mut::<S, VECS>(out);
     for (tile, out) in out
         .chunks_exact_mut(ROWS)
         .enumerate()
@@ -94,7 +100,7 @@ fn read_tiles<S: Simd, const VECS: usize, const ROWS: usize>(
             };
             for d in 0..PIECE {
                 for i in 0..ROWS {
-                    let x = simd.splat_f32s(left[i][d]);
+                    let x = simd.splat_f32s(left[i].0[d]);
                     for j in 0..VECS {
                         sums[i][j] = multiply_add(simd, x, state[d][j], sums[i][j]);
                     }
@@ -125,13 +131,13 @@ fn update_tiles<S: Simd, const VECS: usize, const ROWS: usize>(
     u: &[Strip],
     state: &mut [Strip; PIECE],
 ) {
-    let u = vectors::<S, VECS>(u.as_flattened());
-    let state = vectors_mut::<S, VECS>(state.as_flattened_mut());
+    let u = vectors::<S, VECS>(u);
+    let state = vectors_mut::<S, VECS>(state);
     for (tile, state) in state.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
         let first = tile * ROWS;
         let mut sums = *state;
         if let Some(alpha) = alpha {
-            let Some(alpha) = alpha[first..].first_chunk::<ROWS>() else {
+            let Some(alpha) = alpha.0[first..].first_chunk::<ROWS>() else {
                 return;
             };
             for i in 0..ROWS {
@@ -142,7 +148,7 @@ fn update_tiles<S: Simd, const VECS: usize, const ROWS: usize>(
             }
         }
         for (right, u) in right.iter().zip(u) {
-            let Some(right) = right[first..].first_chunk::<ROWS>() else {
+            let Some(right) = right.0[first..].first_chunk::<ROWS>() else {
                 return;
             };
             for i in 0..ROWS {
@@ -203,8 +209,8 @@ fn combine_rows<S: Simd, const VECS: usize, const ROWS: usize>(
     u: &[Strip],
     to: &mut [Strip],
 ) {
-    let u = vectors::<S, VECS>(u.as_flattened());
-    let to = vectors_mut::<S, VECS>(to.as_flattened_mut());
+    let u = vectors::<S, VECS>(u);
+    let to = vectors_mut::<S, VECS>(to);
     let Some(to) = to.first_chunk_mut::<ROWS>() else {
         return;
     };
@@ -231,6 +237,85 @@ pub(super) struct Dots<'a> {
     pub(super) left: &'a [Group],
     pub(super) right: &'a [Piece],
     pub(super) stride: usize,
+}
+
+/// A token's part of the forward substitution.
+pub(super) struct Token<'a> {
+    /// `[rows, stride]`: `−L` and `A`, for its reads and its query.
+    pub(super) mixing: &'a [f32],
+    pub(super) stride: usize,
+    /// Sub-steps before it.
+    pub(super) before: usize,
+}
+
+impl Token<'_> {
+    /// For a rule whose `N` sub-steps all read: `u` of the token from `u` of those before, what its `ROWS` = `N` + 1
+    /// rows read from the state, and its contents; then its output.
+    #[inline(always)]
+    pub(super) fn solve<S: Simd, const N: usize, const ROWS: usize>(
+        &self,
+        simd: S,
+        from_state: &[Strip],
+        contents: [Option<&Strip>; N],
+        u: &mut [Strip],
+        o: &mut Strip,
+    ) {
+        match S::F32_LANES {
+            16 => self.solve_by::<S, 2, N, ROWS>(simd, from_state, contents, u, o),
+            8 => self.solve_by::<S, 4, N, ROWS>(simd, from_state, contents, u, o),
+            4 => self.solve_by::<S, 8, N, ROWS>(simd, from_state, contents, u, o),
+            _ => self.solve_by::<S, PANEL, N, ROWS>(simd, from_state, contents, u, o),
+        }
+    }
+
+    #[inline(always)]
+    fn solve_by<S: Simd, const VECS: usize, const N: usize, const ROWS: usize>(
+        &self,
+        simd: S,
+        from_state: &[Strip],
+        contents: [Option<&Strip>; N],
+        u: &mut [Strip],
+        o: &mut Strip,
+    ) {
+        let Some(from_state) = vectors::<S, VECS>(from_state).first_chunk::<ROWS>() else {
+            return;
+        };
+        let mut rows = [&self.mixing[..0]; ROWS];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = &self.mixing[i * self.stride..][..self.before + N];
+        }
+        let (before, now) = vectors_mut::<S, VECS>(u).split_at_mut(self.before);
+        let Some(now) = now.first_chunk_mut::<N>() else {
+            return;
+        };
+        let mut sums = *from_state;
+        for (s, u) in before.iter().enumerate() {
+            for i in 0..ROWS {
+                let x = simd.splat_f32s(rows[i][s]);
+                for j in 0..VECS {
+                    sums[i][j] = multiply_add(simd, x, u[j], sums[i][j]);
+                }
+            }
+        }
+        for i in 0..N {
+            let mut u = sums[i];
+            if let Some(content) = contents[i] {
+                let content = S::as_simd_f32s(&content.0).0;
+                for (u, &content) in u.iter_mut().zip(content) {
+                    *u = simd.add_f32s(*u, content);
+                }
+            }
+            now[i] = u;
+            for row in i + 1..ROWS {
+                let x = simd.splat_f32s(rows[row][self.before + i]);
+                for j in 0..VECS {
+                    sums[row][j] = multiply_add(simd, x, u[j], sums[row][j]);
+                }
+            }
+        }
+        let o = S::as_mut_simd_f32s(&mut o.0).0;
+        o.copy_from_slice(&sums[N]);
+    }
 }
 
 impl Dots<'_> {
@@ -280,8 +365,8 @@ impl Dots<'_> {
     ) {
         let mut sums = [[simd.splat_f32s(0.0); N]; M];
         for (left, right) in self.left.iter().zip(self.right.chunks_exact(self.stride)) {
-            let left = vectors::<S, VECS>(left[row..row + M].as_flattened());
-            let right = vectors::<S, VECS>(right[column..column + N].as_flattened());
+            let left = vectors::<S, VECS>(&left[row..row + M]);
+            let right = vectors::<S, VECS>(&right[column..column + N]);
             let (Some(left), Some(right)) = (left.first_chunk::<M>(), right.first_chunk::<N>())
             else {
                 return;
@@ -306,8 +391,10 @@ impl Dots<'_> {
 #[inline(always)]
 pub(super) fn dot<S: Simd>(simd: S, x: &[Piece], y: &[Piece]) -> f32 {
     let mut sum = simd.splat_f32s(0.0);
-    let x = S::as_simd_f32s(x.as_flattened()).0;
-    let y = S::as_simd_f32s(y.as_flattened()).0;
+    let (x, y) = (
+        S::as_simd_f32s(cast_slice(x)).0,
+        S::as_simd_f32s(cast_slice(y)).0,
+    );
     for (&x, &y) in x.iter().zip(y) {
         sum = multiply_add(simd, x, y, sum);
     }
@@ -319,7 +406,8 @@ pub(super) fn dot<S: Simd>(simd: S, x: &[Piece], y: &[Piece]) -> f32 {
 #[inline(always)]
 pub(super) fn scale<S: Simd>(simd: S, pieces: &mut [Piece], x: &Piece) {
     for y in pieces {
-        scaled(simd, &y.clone(), x, y);
+        let before = *y;
+        scaled(simd, &before, x, y);
     }
 }
 
@@ -328,8 +416,8 @@ pub(super) fn scale<S: Simd>(simd: S, pieces: &mut [Piece], x: &Piece) {
 pub(super) fn scaled<S: Simd>(simd: S, x: &Piece, y: &Piece, to: &mut Piece) {
     let least = simd.splat_f32s(f32::MIN_POSITIVE);
     let zero = simd.splat_f32s(0.0);
-    let (x, y) = (S::as_simd_f32s(x).0, S::as_simd_f32s(y).0);
-    for ((&x, &y), to) in x.iter().zip(y).zip(S::as_mut_simd_f32s(to).0) {
+    let (x, y) = (S::as_simd_f32s(&x.0).0, S::as_simd_f32s(&y.0).0);
+    for ((&x, &y), to) in x.iter().zip(y).zip(S::as_mut_simd_f32s(&mut to.0).0) {
         let product = simd.mul_f32s(x, y);
         let tiny = simd.less_than_f32s(simd.abs_f32s(product), least);
         *to = simd.select_f32s(tiny, zero, product);

@@ -328,9 +328,8 @@ impl CpuPool {
     }
 }
 
-/// Tokens a chunk where the caller does not say. Measured at K = V = 32, 64 and 128 it is the fastest, or
-/// within the noise of it, for every rule but linear attention (which likes 32 at 128): products with the
-/// state already run at the full rate of the processor, and larger chunks add work inside the chunk.
+/// Tokens a chunk where the caller does not say: with fewer, less is computed inside a chunk; products with the
+/// state run at nearly the full rate of the processor from here on.
 const DEFAULT_CHUNK: usize = 8;
 
 /// The operands as float16 storage would hold them; gates, parameters and states are float32 in any case.
