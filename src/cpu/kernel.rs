@@ -98,11 +98,11 @@ fn read_tiles<S: Simd, const VECS: usize, const ROWS: usize>(
             let Some(left) = left[tile * ROWS..].first_chunk::<ROWS>() else {
                 return;
             };
-            for d in 0..PIECE {
+            for (d, state) in state.iter().enumerate() {
                 for i in 0..ROWS {
                     let x = simd.splat_f32s(left[i].0[d]);
                     for j in 0..VECS {
-                        sums[i][j] = multiply_add(simd, x, state[d][j], sums[i][j]);
+                        sums[i][j] = multiply_add(simd, x, state[j], sums[i][j]);
                     }
                 }
             }
@@ -140,10 +140,10 @@ fn update_tiles<S: Simd, const VECS: usize, const ROWS: usize>(
             let Some(alpha) = alpha.0[first..].first_chunk::<ROWS>() else {
                 return;
             };
-            for i in 0..ROWS {
-                let alpha = simd.splat_f32s(alpha[i]);
-                for j in 0..VECS {
-                    sums[i][j] = simd.mul_f32s(alpha, sums[i][j]);
+            for (sums, &alpha) in sums.iter_mut().zip(alpha) {
+                let alpha = simd.splat_f32s(alpha);
+                for sum in sums {
+                    *sum = simd.mul_f32s(alpha, *sum);
                 }
             }
         }
