@@ -15,6 +15,8 @@ pub struct Rows<'a> {
     problem: &'a Problem,
     update: Update,
     tensors: &'a Tensors<&'a [f32]>,
+    /// Operands with a vector for each token.
+    operands: Vec<Operand>,
 }
 
 #[inline(always)]
@@ -29,6 +31,11 @@ impl<'a> Rows<'a> {
             problem,
             update: problem.rule.update(),
             tensors,
+            operands: Operand::ALL
+                .into_iter()
+                .filter(|&o| problem.uses(o) && problem.rows_per_token(o) > 0)
+                .filter(|o| !matches!(o, Operand::Beta | Operand::Gamma))
+                .collect(),
         }
     }
 
@@ -45,14 +52,21 @@ impl<'a> Rows<'a> {
         &tensor[start..start + width]
     }
 
+    /// The head of a key-side operand that `value_head` uses.
     #[inline(always)]
-    fn key_side<F: Float>(&self, operand: Operand, row: usize, value_head: usize, out: &mut [F]) {
+    fn key_side_head(&self, operand: Operand, value_head: usize) -> usize {
         let p = self.problem;
-        let head = if operand == Operand::B && p.row_len(operand) == p.value_heads * p.key_dim {
+        if operand == Operand::B && p.row_len(operand) == p.value_heads * p.key_dim {
             value_head
         } else {
             p.key_head(value_head)
-        };
+        }
+    }
+
+    #[inline(always)]
+    fn key_side<F: Float>(&self, operand: Operand, row: usize, value_head: usize, out: &mut [F]) {
+        let p = self.problem;
+        let head = self.key_side_head(operand, value_head);
         for (o, &x) in out
             .iter_mut()
             .zip(self.slice(operand, row, head, p.key_dim))
@@ -96,6 +110,28 @@ impl<'a> Rows<'a> {
             Gate::Gamma => (Operand::Gamma, token, self.problem.gamma),
         };
         layer::gate(form, cast(self.slice(operand, row, head, 1)[0]))
+    }
+
+    /// Calls `f` with each row that the vectors of a token are read from; with none for a token that
+    /// does not exist.
+    #[inline(always)]
+    pub(crate) fn sources(&self, token: usize, value_head: usize, mut f: impl FnMut(&'a [f32])) {
+        let p = self.problem;
+        if token >= p.total_tokens() {
+            return;
+        }
+        for &operand in &self.operands {
+            let (head, width) = match operand {
+                Operand::V | Operand::W => (value_head, p.value_dim),
+                Operand::G if p.decay_per_head => (value_head, 1),
+                Operand::G => (value_head, p.key_dim),
+                _ => (self.key_side_head(operand, value_head), p.key_dim),
+            };
+            let rows = p.rows_per_token(operand);
+            for row in token * rows..(token + 1) * rows {
+                f(self.slice(operand, row, head, width));
+            }
+        }
     }
 
     /// `q_t`, `[K]`, without the output scale.
@@ -155,10 +191,16 @@ impl<'a> Rows<'a> {
     pub fn write<F: Float>(&self, token: usize, i: usize, head: usize, out: &mut [F]) {
         let step = self.update.substep(i);
         self.vector(step.write, token, i, head, out);
-        let gate = self.gate::<F>(step.gate, token, i, head);
+        let gate = self.write_gate::<F>(token, i, head);
         for x in out {
             *x = *x * gate;
         }
+    }
+
+    /// The gate in the write vector of sub-step `i`.
+    #[inline(always)]
+    pub(crate) fn write_gate<F: Float>(&self, token: usize, i: usize, head: usize) -> F {
+        self.gate(self.update.substep(i).gate, token, i, head)
     }
 
     /// The read vector `b` of sub-step `i`, `[K]`; `None` (and `out` zero) where it reads nothing.

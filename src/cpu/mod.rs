@@ -7,6 +7,7 @@
 mod chunk;
 mod decode;
 mod dense;
+mod kernel;
 mod math;
 mod prefill;
 
@@ -329,10 +330,9 @@ impl CpuPool {
     }
 }
 
-/// Tokens a chunk where the caller does not say. Measured at K = V = 32, 64 and 128 it is the fastest, or
-/// within the noise of it, for every rule but linear attention (which likes 32 at 128): products with the
-/// state already run at the full rate of the processor, and larger chunks add work inside the chunk.
-pub(crate) const DEFAULT_CHUNK: usize = 16;
+/// Tokens a chunk where the caller does not say: with fewer, less is computed inside a chunk; products with the
+/// state run at nearly the full rate of the processor from here on.
+pub(crate) const DEFAULT_CHUNK: usize = 8;
 
 /// The operands as float16 storage would hold them; gates, parameters and states are float32 in any case.
 fn round_operands<'a>(
@@ -386,12 +386,38 @@ pub(crate) fn copy(to: &mut [f32], from: &[f32]) {
 
 /// `c = a b` of square matrices on all threads, each of which makes some rows of `c`.
 pub(crate) fn square_product(c: &mut [f32], a: &[f32], b: &[f32], size: usize) {
+    assert!([c.len(), a.len(), b.len()] == [size * size; 3]);
     let rows = size.div_ceil(rayon::current_num_threads()).max(1);
-    let matrix = |values, rows| dense::Matrix::new(values, [rows, size], size);
+    // Slices of float32 are shorter than `isize::MAX` bytes.
+    let stride = size as isize;
     c.par_chunks_mut(rows * size)
         .zip(a.par_chunks(rows * size))
         .for_each(|(c, a)| {
-            let (a, b) = (matrix(a, a.len() / size), matrix(b, size));
-            dense::product(c, size, dense::Store::Replace, a, b);
+            // SAFETY: `c` and `a` are the same whole rows of matrices `size` wide and `b` is one of `size` by
+            // `size`, all row-major, so every element that sizes and strides name lies in its slice; `c` is borrowed
+            // mutably and overlaps neither of the others.
+            unsafe {
+                gemm::gemm(
+                    c.len() / size,
+                    size,
+                    size,
+                    c.as_mut_ptr(),
+                    1,
+                    stride,
+                    false,
+                    a.as_ptr(),
+                    1,
+                    stride,
+                    b.as_ptr(),
+                    1,
+                    stride,
+                    0.0f32,
+                    1.0f32,
+                    false,
+                    false,
+                    false,
+                    gemm::Parallelism::None,
+                );
+            }
         });
 }

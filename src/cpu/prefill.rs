@@ -5,7 +5,8 @@
 //! depend on the state), and its value columns, which are independent of each other, go through the
 //! loaded chunks in parallel.
 
-use super::chunk::{Chunk, Layout, Workspace};
+use super::chunk::{Chunk, Layout, State, Workspace};
+use super::kernel::PANEL;
 use super::zeros;
 use crate::engine::Progress;
 use crate::error::Result;
@@ -15,8 +16,10 @@ use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// Fewest value columns that a head is split into; products of fewer are slow.
-const FEWEST_COLUMNS: usize = 16;
+/// Most heads that one core takes through the chunks together; more gain nothing.
+const HEADS_TOGETHER: usize = 4;
+/// Most values of states that one core works on together.
+const STATES_IN_CACHE: usize = 1 << 16;
 /// How often progress is reported, at most.
 const REPORTS: usize = 256;
 
@@ -38,20 +41,16 @@ pub(super) fn prefill(
     let shared = Shared {
         rows: Rows::new(problem, tensors),
         layout: Layout::new(problem, chunk),
-        scale: problem.scale(),
-        value_dim: problem.value_dim,
         ticker: Ticker::new(problem, progress),
     };
-    tasks(problem, &mut o, &mut final_state)
-        .into_par_iter()
-        .with_max_len(1)
-        .for_each_init(
-            || None,
-            |kept, task| match task.columns.len() {
-                1 => shared.run(kept, task),
-                _ => shared.run_split(task),
-            },
-        );
+    let groups = groups(problem, tasks(problem, &mut o, &mut final_state));
+    groups.into_par_iter().with_max_len(1).for_each_init(
+        || None,
+        |kept, mut group| match group[0].columns.len() {
+            1 => shared.run(kept, &mut group),
+            _ => group.into_iter().for_each(|task| shared.run_split(task)),
+        },
+    );
     Ok(Outputs { o, final_state })
 }
 
@@ -82,7 +81,9 @@ fn tasks<'a>(problem: &Problem, o: &'a mut [f32], states: &'a mut [f32]) -> Vec<
             states.by_ref().take(hv).for_each(drop);
             continue;
         }
-        let width = v.div_ceil(parts(problem, tokens.len()));
+        let width = v
+            .div_ceil(parts(problem, tokens.len()))
+            .next_multiple_of(PANEL);
         let first = tasks.len();
         tasks.extend(states.by_ref().take(hv).enumerate().map(|(head, state)| {
             let columns = (0..v).step_by(width).map(|at| Columns {
@@ -117,15 +118,38 @@ fn parts(problem: &Problem, tokens: usize) -> usize {
     if even || tokens * 2 * threads <= work {
         return 1;
     }
-    threads.min(problem.value_dim / FEWEST_COLUMNS).max(1)
+    threads.min(problem.value_dim.div_ceil(PANEL))
+}
+
+/// Heads of one sequence that one core takes through each chunk together, so that it reads the inputs in
+/// longer runs. No more than leave every core as much to do as the others, nor than its cache has room for.
+fn groups<'a>(problem: &Problem, tasks: Vec<Task<'a>>) -> Vec<Vec<Task<'a>>> {
+    let (heads, threads) = (tasks.len(), rayon::current_num_threads());
+    let most = STATES_IN_CACHE / problem.state_len().max(1);
+    let busiest = |together: usize| heads.div_ceil(together).div_ceil(threads) * together;
+    let together = (2..=most.min(HEADS_TOGETHER))
+        .rfind(|&together| busiest(together) == busiest(1))
+        .unwrap_or(1);
+    let mut groups: Vec<Vec<Task<'a>>> = Vec::with_capacity(heads);
+    for task in tasks {
+        match groups.last_mut() {
+            Some(group)
+                if group.len() < together
+                    && group[0].tokens == task.tokens
+                    && task.columns.len() == 1 =>
+            {
+                group.push(task);
+            }
+            _ => groups.push(vec![task]),
+        }
+    }
+    groups
 }
 
 /// What all tasks use.
 struct Shared<'a> {
     rows: Rows<'a>,
     layout: Layout,
-    scale: f32,
-    value_dim: usize,
     ticker: Ticker<'a>,
 }
 
@@ -139,54 +163,56 @@ impl Shared<'_> {
     }
 
     fn load(&self, chunk: &mut Chunk, tokens: Range<usize>, head: usize) {
-        chunk.load(&self.layout, &self.rows, self.scale, tokens, head);
+        chunk.load(&self.layout, &self.rows, tokens, head);
     }
 
-    /// A whole head on one core; `kept` holds buffers from one task to the next.
-    fn run(&self, kept: &mut Option<(Chunk, Workspace)>, mut task: Task<'_>) {
+    /// Whole heads on one core; `kept` holds buffers from one group to the next.
+    fn run(&self, kept: &mut Option<(Chunk, Workspace)>, group: &mut [Task<'_>]) {
         let (chunk, work) = kept.get_or_insert_with(|| {
-            let work = Workspace::new(&self.layout, self.value_dim);
+            let work = Workspace::new(&self.layout);
             (Chunk::new(&self.layout), work)
         });
-        for tokens in self.chunks(&task.tokens) {
-            let at = tokens.start - task.tokens.start;
-            let count = tokens.len();
-            self.load(chunk, tokens, task.head);
-            for columns in &mut task.columns {
-                let o = &mut columns.o[at..at + count];
-                chunk.advance(&self.layout, work, columns.range.clone(), task.state, o);
+        let state = |task: &Task<'_>| {
+            let range = task.columns[0].range.clone();
+            State::new(&self.layout, range, task.state)
+        };
+        let mut states: Vec<State> = group.iter().map(state).collect();
+        let all = group[0].tokens.clone();
+        for tokens in self.chunks(&all) {
+            let o = tokens.start - all.start..tokens.end - all.start;
+            for (task, state) in group.iter_mut().zip(&mut states) {
+                self.load(chunk, tokens.clone(), task.head);
+                let o = &mut task.columns[0].o[o.clone()];
+                chunk.advance(&self.layout, work, state, o);
             }
-            self.ticker.add(count);
+            self.ticker.add(tokens.len() * group.len());
+        }
+        for (task, state) in group.iter_mut().zip(&states) {
+            state.store(&self.layout, task.state);
         }
     }
 
     /// A head on several cores: while its columns go through one group of chunks, the next is loaded.
     fn run_split(&self, task: Task<'_>) {
         struct Part<'a> {
-            columns: Columns<'a>,
-            state: Vec<f32>,
+            o: Vec<&'a mut [f32]>,
+            state: State,
             work: Workspace,
             done: usize,
         }
-        let v = self.value_dim;
         let mut parts: Vec<Part<'_>> = task
             .columns
             .into_iter()
             .map(|columns| Part {
-                state: task
-                    .state
-                    .chunks_exact(v)
-                    .flat_map(|row| &row[columns.range.clone()])
-                    .copied()
-                    .collect(),
-                work: Workspace::new(&self.layout, columns.range.len()),
+                o: columns.o,
+                state: State::new(&self.layout, columns.range, task.state),
+                work: Workspace::new(&self.layout),
                 done: 0,
-                columns,
             })
             .collect();
 
         let ranges: Vec<Range<usize>> = self.chunks(&task.tokens).collect();
-        let group = (4 * rayon::current_num_threads()).min(ranges.len());
+        let group = (8 * rayon::current_num_threads()).min(ranges.len());
         let buffers = || -> Vec<Chunk> { (0..group).map(|_| Chunk::new(&self.layout)).collect() };
         let (mut loaded, mut loading) = (buffers(), buffers());
         let load = |chunks: &mut [Chunk], ranges: &[Range<usize>]| {
@@ -205,9 +231,8 @@ impl Shared<'_> {
                 || {
                     parts.par_iter_mut().with_max_len(1).for_each(|part| {
                         for (chunk, tokens) in loaded.iter().zip(now) {
-                            let range = part.columns.range.clone();
-                            let o = &mut part.columns.o[part.done..][..tokens.len()];
-                            chunk.advance(&self.layout, &mut part.work, range, &mut part.state, o);
+                            let o = &mut part.o[part.done..][..tokens.len()];
+                            chunk.advance(&self.layout, &mut part.work, &mut part.state, o);
                             part.done += tokens.len();
                         }
                     });
@@ -219,11 +244,7 @@ impl Shared<'_> {
         }
 
         for part in &parts {
-            let width = part.columns.range.len();
-            let rows = task.state.chunks_exact_mut(v);
-            for (row, part_row) in rows.zip(part.state.chunks_exact(width)) {
-                row[part.columns.range.clone()].copy_from_slice(part_row);
-            }
+            part.state.store(&self.layout, task.state);
         }
     }
 }

@@ -405,6 +405,7 @@ async fn prefill_in_turns(
                 .map_or_else(|| vec![0.0; problem.states_len()], |s| s.to_vec()),
         },
         compute_ms: 0.0,
+        tier: None,
     };
     for at in (0..longest).step_by(piece) {
         turn().await?;
