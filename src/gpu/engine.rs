@@ -333,7 +333,13 @@ impl GpuEngine {
             ));
         }
         self.tier = tier;
+        self.description.tier = tier.unwrap_or_default().name().to_owned();
         Ok(())
+    }
+
+    /// The kernel family that every prefill takes; `None` where it is chosen for each.
+    pub fn tier(&self) -> Option<Tier> {
+        self.tier
     }
 
     /// The kernel family that a prefill takes: what was asked for; else matrix units for float16 inputs where

@@ -12,8 +12,9 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Runs built-in cases (every rule, prefill and decode, odd sizes, extreme gates, slots, float16) on every
-adapter found and on the CPU engine, and compares with the recurrence in float64. The table is what to paste
-into a bug report about a GPU.")]
+adapter found, with each of its tiers, and on the CPU engine, and compares with the recurrence in float64. Prefill
+on matrix units may be off by 2e-3; n/a marks what an engine does not offer. The table is what to paste into a
+bug report about a GPU.")]
 pub(crate) struct Args {
     /// Check the adapters of this backend alone (cpu: the CPU engine alone; auto: everything).
     #[arg(
@@ -93,9 +94,16 @@ pub(crate) fn check(args: &Args, pipeline_cache: Option<PathBuf>) -> Result<(), 
         pollster::block_on(adapter::list())
             .into_iter()
             .filter(|a| wanted(args, a))
-            .map(|a| {
+            .flat_map(|a| {
+                a.tiers
+                    .clone()
+                    .into_iter()
+                    .map(move |tier| (a.clone(), tier))
+            })
+            .map(|(a, tier)| {
                 let options = EngineOptions {
                     adapter: Some(a.index.to_string()),
+                    tier: Some(tier),
                     // The battery is the test; an adapter that fails it should still be reported in full.
                     skip_self_test: true,
                     pipeline_cache: pipeline_cache.clone(),
@@ -207,7 +215,7 @@ fn table(report: &Report) -> String {
             let cell = match e.verdicts.get(row) {
                 None => "-".to_owned(),
                 Some(v) => match (v.outcome, v.error) {
-                    (Outcome::NotOffered, _) => "no f16".to_owned(),
+                    (Outcome::NotOffered, _) => "n/a".to_owned(),
                     (Outcome::Failed, None) => "FAILED".to_owned(),
                     (Outcome::Failed, Some(error)) => format!("{error:.1e} !"),
                     (Outcome::Passed, Some(error)) => format!("{error:.1e}"),
