@@ -7,7 +7,7 @@ use crate::engine::Element;
 use crate::error::{Error, Result};
 use crate::generate::Rng;
 use crate::gpu::engine::GpuEngine;
-use crate::gpu::kernels::{Call, PrefillSettings, Slice, operand_element};
+use crate::gpu::kernels::{Call, DecodeSettings, PrefillSettings, Slice, operand_element};
 use crate::gpu::shaders::Pass;
 use crate::problem::{Operand, Problem, Tensors};
 use crate::slots::Row;
@@ -275,7 +275,7 @@ pub fn prefill_passes(
         sample(engine, once, &|pass| {
             call.record_into(pass, 0..call.steps());
         })?;
-        [Pass::Rows, Pass::Pairs, Pass::Solve, Pass::Fold, Pass::Scan]
+        [Pass::Pairs, Pass::Solve, Pass::Fold, Pass::Scan]
             .into_iter()
             .map(|which| {
                 let mut times = sample(engine, effort, &|pass| call.record_only(pass, which))?;
@@ -298,25 +298,45 @@ pub fn decode(
     steps: usize,
     effort: Effort,
 ) -> Result<Vec<f64>> {
+    let settings = DecodeSettings {
+        element,
+        state: Element::F32,
+    };
+    decode_with(engine, problem, settings, steps, effort)
+}
+
+/// The same with states stored as [`DecodeSettings::state`].
+///
+/// # Errors
+/// As the kernels.
+pub fn decode_with(
+    engine: &GpuEngine,
+    problem: &Problem,
+    settings: DecodeSettings,
+    steps: usize,
+    effort: Effort,
+) -> Result<Vec<f64>> {
+    let element = settings.element;
     let inputs = DeviceInputs::new(engine, problem, element)?;
     let kernels = engine.kernels();
     let usage = wgpu::BufferUsages::STORAGE;
     let o_bytes = problem.output_len() as u64 * element.bytes();
     let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
-    let words = problem.batch * problem.value_heads * problem.state_len();
-    let pool = kernels.buffer("the state pool", words as u64 * 4, usage, None)?;
+    let values = problem.batch * problem.value_heads * problem.state_len();
+    let pool_bytes = values as u64 * settings.state.bytes();
+    let pool = kernels.buffer("the state pool", pool_bytes, usage, None)?;
     let rows: Vec<Row> = (0..problem.batch)
         .map(|i| Row::continues(i as i32))
         .collect();
-    let call: Call = kernels.decode(
+    let call: Call = kernels.decode_with(
         problem,
-        element,
+        settings,
         &inputs.slices(),
         Slice::whole(&o),
         Slice {
             buffer: &pool,
             offset: 0,
-            size: words as u64 * 4,
+            size: pool_bytes,
         },
         &rows,
     )?;
