@@ -151,7 +151,7 @@ fn level_at(level: u32, pair: u32) -> u32 {
 
 // Number of a token among the pairs of a level: its number without that bit.
 fn pair_of(level: u32, t: u32) -> u32 {
-  return (t >> (level + 1u) << level) | (t & ((1u << level) - 1u));
+  return ((t >> (level + 1u)) << level) | (t & ((1u << level) - 1u));
 }
 
 fn diagonal_at(slot: u32, quad: u32, t: u32) -> u32 {

@@ -29,8 +29,9 @@ impl Entry {
             Element::F16 => "f16",
         };
         format!(
-            "{}-{element}{}{}{}",
+            "{}-{element}{}{}{}{}",
             self.pass.name(),
+            flag(self.variant.state == Element::F16, "-state16"),
             flag(self.variant.second, "-second"),
             flag(self.variant.gates, "-gates"),
             flag(self.variant.shared, "-shared")
@@ -40,6 +41,11 @@ impl Entry {
     /// The WGSL text.
     pub fn source(&self) -> String {
         shaders::source(self.pass, self.variant)
+    }
+
+    /// Whether it stores float16.
+    pub fn has_half(&self) -> bool {
+        [self.variant.element, self.variant.state].contains(&Element::F16)
     }
 
     /// Storage buffers that it binds.
@@ -106,9 +112,19 @@ pub fn entries() -> Vec<Entry> {
     let mut seen = HashSet::new();
     let mut out = Vec::new();
     let mut add = |pass: Pass, problem: &Problem, shape: Option<&ChunkShape>| {
-        for element in [Element::F32, Element::F16] {
+        let all = [Element::F32, Element::F16];
+        let states = if pass == Pass::Decode {
+            &all[..]
+        } else {
+            &all[..1]
+        };
+        for (element, &state) in all
+            .into_iter()
+            .flat_map(|e| states.iter().map(move |s| (e, s)))
+        {
             for shared in [false, true] {
                 let mut variant = shaders::variant(pass, problem, element);
+                variant.state = state;
                 variant.shared = shared;
                 if shared && !can_share(pass, variant) {
                     continue;
