@@ -1,8 +1,9 @@
 // Decode: a few tokens of many sequences, each with its state in a slot of a pool; one dispatch, the state
 // read once and written once.
 //
-// A workgroup holds K rows of COLUMNS columns of one state in registers, a thread one column of KG rows. For each token, S^ = Diag(alpha) S, all
-// the reads y_i = b_i^T S^ and z = q^T S^ are taken in one pass, the sub-steps follow by linearity,
+// A workgroup holds K rows of COLUMNS columns of one state in registers, a thread KG rows of WIDTH columns, LANES
+// apart. For each token, S^ = Diag(alpha) S, all the reads y_i = b_i^T S^ and z = q^T S^ are taken in one pass, the
+// sub-steps follow by linearity,
 //
 //   u_0 = z_0 - y_0,   u_1 = z_1 - y_1 - (b_1 . a_0) u_0,
 //   o = scale (z + (q . a_0) u_0 + (q . a_1) u_1),   S = S^ + a_0 u_0^T + a_1 u_1^T
@@ -15,12 +16,14 @@
 @group(0) @binding(1) var<uniform> slots: array<vec4<i32>, 1024>;
 const RESET = 0x40000000;
 
-@group(0) @binding(11) var<storage, read_write> state: array<f32>;  // [slots, HV, K, V]
+@group(0) @binding(11) var<storage, read_write> state: array<StateElement>;  // [slots, HV, K, V]
 
-override THREADS: u32 = 128u;
-override COLUMNS: u32 = 32u;
-override GROUPS: u32 = THREADS / COLUMNS;
-override KG: u32 = 32u;                // channels of each group, a multiple of 4, at most 64
+override THREADS: u32 = 256u;
+override COLUMNS: u32 = 64u;
+override WIDTH: u32 = 2u;              // 1 or 2
+override LANES: u32 = COLUMNS / WIDTH;
+override GROUPS: u32 = THREADS / LANES;
+override KG: u32 = 16u;                // channels of each group, a multiple of 4, at most 64
 override KP4: u32 = GROUPS * KG / 4u;  // vec4s in a padded key vector
 
 // Vectors of the token, as vec4s over channels.
@@ -31,7 +34,8 @@ var<workgroup> read_1: array<vec4<f32>, KP4>;
 var<workgroup> write_0: array<vec4<f32>, KP4>;
 var<workgroup> write_1: array<vec4<f32>, KP4>;
 // Partial sums of the thread groups: y_0, y_1, z and the three dot products.
-var<workgroup> partial_reads: array<vec3<f32>, THREADS>;
+override READ_COUNT: u32 = THREADS * WIDTH;
+var<workgroup> partial_reads: array<vec3<f32>, READ_COUNT>;  // [WIDTH][GROUPS][LANES]
 var<workgroup> partial_dots: array<vec3<f32>, GROUPS>;
 override NORM_COUNT: u32 = 2u + FACTORS;
 var<workgroup> norms: array<f32, NORM_COUNT>;
@@ -80,14 +84,22 @@ fn main(
   let entry = item / column_blocks / params.head_count;
   let row = u32(slots[entry / 2u][entry % 2u * 2u]);
   let slot = slots[entry / 2u][entry % 2u * 2u + 1u];
-  let column = item % column_blocks * COLUMNS + lid % COLUMNS;
-  let thread_group = lid / COLUMNS;
-  let live = column < V;
+  let lane = lid % LANES;
+  let column = item % column_blocks * COLUMNS + lane;
+  let thread_group = lid / LANES;
+  // (Known when the pipeline is built, as is K below, where the sizes fit.)
+  let whole = V % COLUMNS == 0u;
+  let live = whole || column < V;
+  let live_next = WIDTH == 2u && (whole || column + LANES < V);
 
   if (slot < 0) {
     for (var t = params.first_token + thread_group; t < params.last_token; t += GROUPS) {
+      let at = params.o_at + ((row * params.tokens + t) * params.value_heads + h) * V + column;
       if (live) {
-        o[params.o_at + ((row * params.tokens + t) * params.value_heads + h) * V + column] = Element(0.0);
+        o[at] = Element(0.0);
+      }
+      if (live_next) {
+        o[at + LANES] = Element(0.0);
       }
     }
     return;
@@ -96,18 +108,22 @@ fn main(
     params.state_at + (u32(slot & (RESET - 1)) * params.value_heads + h) * K * V + column;
   let first_channel = thread_group * KG;
 
+  // All loads are under way before anything waits for one.
+  let every = GROUPS * KG == K;
   var s: array<vec4<f32>, 16>;
-  for (var j = 0u; j < KG / 4u; j++) {
-    var x = vec4<f32>();
-    if (live && slot < RESET) {
+  var s_next: array<vec4<f32>, 16>;
+  if (slot < RESET) {
+    for (var j = 0u; j < KG / 4u; j++) {
       for (var i = 0u; i < 4u; i++) {
         let channel = first_channel + j * 4u + i;
-        if (channel < K) {
-          x[i] = state[state_base + channel * V];
+        if (live && (every || channel < K)) {
+          s[j][i] = f32(state[state_base + channel * V]);
+        }
+        if (live_next && (every || channel < K)) {
+          s_next[j][i] = f32(state[state_base + channel * V + LANES]);
         }
       }
     }
-    s[j] = x;
   }
 
   for (var t = params.first_token; t < params.last_token; t++) {
@@ -115,10 +131,25 @@ fn main(
     if (NORMALIZE) {
       compute_norms(token, h, lid);
     }
-    var out = 0.0;
+    var out = vec2<f32>();
     for (var factor = 0u; factor < FACTORS; factor++) {
       let step = factor * PATTERN;
       let last = factor + 1u == FACTORS;
+      // (Early, since what needs them waits for everybody.)
+      var z0 = vec2<f32>();
+      var z1 = vec2<f32>();
+      if (live) {
+        z0.x = content_at(token, step, h, column);
+        if (PATTERN == 2u) {
+          z1.x = content_at(token, step + 1u, h, column);
+        }
+      }
+      if (live_next) {
+        z0.y = content_at(token, step, h, column + LANES);
+        if (PATTERN == 2u) {
+          z1.y = content_at(token, step + 1u, h, column + LANES);
+        }
+      }
       workgroupBarrier();
       for (var d = lid; d < GROUPS * KG; d += THREADS) {
         var x = array<f32, 6>();
@@ -146,56 +177,83 @@ fn main(
       }
       workgroupBarrier();
 
-      // y_0, y_1 and z over this thread's channels, and the dot products over this group's.
+      // y_0, y_1 and z over this thread's channels.
       var reads = vec3<f32>();
-      var dots = vec3<f32>();
+      var reads_next = vec3<f32>();
       for (var j = 0u; j < KG / 4u; j++) {
         let at = thread_group * (KG / 4u) + j;
         let b0 = read_0[at];
         let b1 = read_1[at];
         let qs = query[at];
-        let a0 = write_0[at];
-        let decayed = s[j] * alpha[at];
-        reads += vec3<f32>(dot(b0, select(decayed, s[j], UNDECAYED)), dot(b1, decayed), dot(qs, decayed));
-        dots += vec3<f32>(dot(b1, a0), dot(qs, a0), dot(qs, write_1[at]));
-        s[j] = decayed;
-      }
-      partial_reads[lid] = reads;
-      if (lid % COLUMNS == 0u) {
-        partial_dots[thread_group] = dots;
-      }
-      workgroupBarrier();
-      let c = lid % COLUMNS;
-      var y = partial_reads[c];
-      var p = partial_dots[0];
-      for (var i = 1u; i < GROUPS; i++) {
-        y += partial_reads[c + i * COLUMNS];
-        p += partial_dots[i];
-      }
-      var u0 = -y.x;
-      var u1 = 0.0;
-      if (live) {
-        u0 += content_at(token, step, h, column);
-        if (PATTERN == 2u) {
-          u1 = content_at(token, step + 1u, h, column) - y.y - p.x * u0;
+        let d = s[j] * alpha[at];
+        reads += vec3<f32>(dot(b0, select(d, s[j], UNDECAYED)), dot(b1, d), dot(qs, d));
+        s[j] = d;
+        if (WIDTH == 2u) {
+          let e = s_next[j] * alpha[at];
+          reads_next += vec3<f32>(dot(b0, select(e, s_next[j], UNDECAYED)), dot(b1, e), dot(qs, e));
+          s_next[j] = e;
         }
       }
-      out = params.scale * (y.z + p.y * u0 + p.z * u1);
+      partial_reads[lid] = reads;
+      if (WIDTH == 2u) {
+        partial_reads[(THREADS + lid) % READ_COUNT] = reads_next;
+      }
+      // The dot products of the vectors are the same for all columns: a thread for each and each group's channels.
+      if (lid < 3u * GROUPS) {
+        let first = lid / 3u * (KG / 4u);
+        var sum = 0.0;
+        for (var j = first; j < first + KG / 4u; j++) {
+          let left = select(query[j], read_1[j], lid % 3u == 0u);
+          sum += dot(left, select(write_0[j], write_1[j], lid % 3u == 2u));
+        }
+        partial_dots[lid / 3u][lid % 3u] = sum;
+      }
+      workgroupBarrier();
+      var y = partial_reads[lane];
+      var y_next = partial_reads[(THREADS + lane) % READ_COUNT];
+      var p = partial_dots[0];
+      for (var i = 1u; i < GROUPS; i++) {
+        y += partial_reads[lane + i * LANES];
+        if (WIDTH == 2u) {
+          y_next += partial_reads[(THREADS + lane + i * LANES) % READ_COUNT];
+        }
+        p += partial_dots[i];
+      }
+      let u0 = z0 - vec2<f32>(y.x, y_next.x);
+      var u1 = vec2<f32>();
+      if (PATTERN == 2u) {
+        u1 = z1 - vec2<f32>(y.y, y_next.y) - p.x * u0;
+      }
+      out = params.scale * (vec2<f32>(y.z, y_next.z) + p.y * u0 + p.z * u1);
       for (var j = 0u; j < KG / 4u; j++) {
         let at = thread_group * (KG / 4u) + j;
-        s[j] += write_0[at] * u0 + write_1[at] * u1;
+        let a0 = write_0[at];
+        let a1 = write_1[at];
+        s[j] += a0 * u0.x + a1 * u1.x;
+        if (WIDTH == 2u) {
+          s_next[j] += a0 * u0.y + a1 * u1.y;
+        }
       }
     }
-    if (live && thread_group == 0u) {
-      o[params.o_at + (token * params.value_heads + h) * V + column] = Element(out);
+    if (thread_group == 0u) {
+      let at = params.o_at + (token * params.value_heads + h) * V + column;
+      if (live) {
+        o[at] = Element(out.x);
+      }
+      if (live_next) {
+        o[at + LANES] = Element(out.y);
+      }
     }
   }
 
   for (var j = 0u; j < KG / 4u; j++) {
     for (var i = 0u; i < 4u; i++) {
       let channel = first_channel + j * 4u + i;
-      if (live && channel < K) {
-        state[state_base + channel * V] = s[j][i];
+      if (live && (every || channel < K)) {
+        state[state_base + channel * V] = StateElement(s[j][i]);
+      }
+      if (live_next && (every || channel < K)) {
+        state[state_base + channel * V + LANES] = StateElement(s_next[j][i]);
       }
     }
   }

@@ -1,65 +1,104 @@
 // A product of rows of scratch memory with a matrix in workgroup memory, four columns a thread:
 //
-//   acc[i] += left[row i] right          left rows at `at[i]`, `steps` vec4 long (a multiple of 4)
+//   acc[i] += left[row i] right
 //
-// A left row is used by one row of threads alone, so it comes straight from memory, a group of 4 vec4 (16
-// columns) ahead of the arithmetic; the right operand is `right[right_at ..]`, rows NTX vec4 apart. Tiles of NTY
-// rows that lie below `lower_rows` are lower triangular: what is right of a tile's last row is skipped.
+// The left operand lies as [steps][pitch] vec4. It comes straight from memory, AHEAD steps before the arithmetic:
+// staging it through workgroup memory would cost barriers, and neighbouring threads read neighbouring words
+// anyway. The right operand is `right[..]`, rows QUADS vec4 apart, four of them a step.
+//
+// What bounds such a product is how many words go into registers: a thread with m rows and n columns loads m + n
+// words for m n multiply-adds, and a multiprocessor takes a word for every four multiply-adds. So a thread has up
+// to 8 rows. Loops over steps and rows are short enough that compilers unroll them, which keeps the arrays in registers.
 
+struct Left {
+  at: u32,     // this thread's first row in the first step
+  pitch: u32,  // from step to step
+  down: u32,   // from row to row of a thread
+  tiles: u32,  // rows of a thread
+}
 
-fn product_load(
-  at: ptr<function, array<u32, 8>>,
-  tiles: u32,
-  x: u32,
-  out: ptr<function, array<vec4<f32>, 32>>,
-) {
-  for (var i = 0u; i < tiles; i++) {
-    for (var y = 0u; y < 4u; y++) {
-      (*out)[i * 4u + y] = scratch[(*at)[i] + x + y];
+const AHEAD = 2u;
+
+fn product_load(left: Left, x: u32, out: ptr<function, array<vec4<f32>, 16>>) {
+  for (var y = 0u; y < AHEAD; y++) {
+    for (var i = 0u; i < left.tiles; i++) {
+      (*out)[y * left.tiles + i] = scratch[left.at + (x + y) * left.pitch + i * left.down];
     }
   }
 }
 
 fn product_step(
   acc: ptr<function, array<vec4<f32>, 8>>,
-  left: ptr<function, array<vec4<f32>, 32>>,
-  tiles: u32,
+  loaded: ptr<function, array<vec4<f32>, 16>>,
+  left: Left,
   x: u32,
+  steps: u32,
   right_at: u32,
-  lower_rows: u32,
 ) {
-  for (var y = 0u; y < 4u; y++) {
-    let top = right_at + (x + y) * 4u * NTX;
+  for (var y = 0u; y < AHEAD; y++) {
+    // (Known when the shader is compiled where the steps are even.)
+    if (steps % AHEAD != 0u && x + y >= steps) {
+      return;
+    }
+    let top = right_at + (x + y) * 4u * QUADS;
     let r0 = right[top];
-    let r1 = right[top + NTX];
-    let r2 = right[top + 2u * NTX];
-    let r3 = right[top + 3u * NTX];
-    for (var i = 0u; i < tiles; i++) {
-      if (x * 4u < (i + 1u) * NTY || (i + 1u) * NTY > lower_rows) {
-        let l = (*left)[i * 4u + y];
+    let r1 = right[top + QUADS];
+    let r2 = right[top + 2u * QUADS];
+    let r3 = right[top + 3u * QUADS];
+    for (var i = 0u; i < left.tiles; i++) {
+      if (x * 4u < tile_end(i)) {
+        let l = (*loaded)[y * left.tiles + i];
         (*acc)[i] = fma(vec4<f32>(l.w), r3, fma(vec4<f32>(l.z), r2, fma(vec4<f32>(l.y), r1, fma(vec4<f32>(l.x), r0, (*acc)[i]))));
       }
     }
   }
 }
 
+// Steps 0 .. `steps`; `now` holds the first AHEAD. (What the last load reads past them is not used.)
 fn add_product(
   acc: ptr<function, array<vec4<f32>, 8>>,
-  at: ptr<function, array<u32, 8>>,
-  tiles: u32,
+  now: ptr<function, array<vec4<f32>, 16>>,
+  left: Left,
   steps: u32,
   right_at: u32,
-  lower_rows: u32,
 ) {
-  var now: array<vec4<f32>, 32>;
-  var next: array<vec4<f32>, 32>;
-  product_load(at, tiles, 0u, &now);
-  for (var x = 0u; x < steps; x += 8u) {
-    product_load(at, tiles, min(x + 4u, steps - 4u), &next);
-    product_step(acc, &now, tiles, x, right_at, lower_rows);
-    if (x + 4u < steps) {
-      product_load(at, tiles, min(x + 8u, steps - 4u), &now);
-      product_step(acc, &next, tiles, x + 4u, right_at, lower_rows);
+  var next: array<vec4<f32>, 16>;
+  for (var x = 0u; x < steps; x += 2u * AHEAD) {
+    let more = x + AHEAD < steps;
+    if (more) {
+      product_load(left, x + AHEAD, &next);
+    }
+    product_step(acc, now, left, x, steps, right_at);
+    if (more) {
+      if (x + 2u * AHEAD < steps) {
+        product_load(left, x + 2u * AHEAD, now);
+      }
+      product_step(acc, &next, left, x + AHEAD, steps, right_at);
     }
   }
+}
+
+// Asks for a word of every 32 bytes of `count` vec4s from `at` on, up to twelve a thread, so that they are in the cache
+// when their turn comes: a product waits for memory at every other step otherwise. The words have to be stored
+// somewhere, or nothing would be read.
+fn touch(at: u32, count: u32, lid: u32) -> array<f32, 12> {
+  var out: array<f32, 12>;
+  let mine = at + 2u * lid;
+  out[0] = scratch[mine].x;
+  if (count > 2u * THREADS) { out[1] = scratch[mine + 2u * THREADS].x; }
+  if (count > 4u * THREADS) { out[2] = scratch[mine + 4u * THREADS].x; }
+  if (count > 6u * THREADS) { out[3] = scratch[mine + 6u * THREADS].x; }
+  if (count > 8u * THREADS) { out[4] = scratch[mine + 8u * THREADS].x; }
+  if (count > 10u * THREADS) { out[5] = scratch[mine + 10u * THREADS].x; }
+  if (count > 12u * THREADS) { out[6] = scratch[mine + 12u * THREADS].x; }
+  if (count > 14u * THREADS) { out[7] = scratch[mine + 14u * THREADS].x; }
+  if (count > 16u * THREADS) { out[8] = scratch[mine + 16u * THREADS].x; }
+  if (count > 18u * THREADS) { out[9] = scratch[mine + 18u * THREADS].x; }
+  if (count > 20u * THREADS) { out[10] = scratch[mine + 20u * THREADS].x; }
+  if (count > 22u * THREADS) { out[11] = scratch[mine + 22u * THREADS].x; }
+  return out;
+}
+
+fn touched(x: array<f32, 12>) -> vec4<f32> {
+  return vec4<f32>(x[0] + x[1] + x[2], x[3] + x[4] + x[5], x[6] + x[7] + x[8], x[9] + x[10] + x[11]);
 }

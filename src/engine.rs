@@ -328,6 +328,24 @@ impl Engine {
         }
     }
 
+    /// The same with states that lie in memory as `state`: float16 halves what decode has to move, and rounds
+    /// each state once a call; arithmetic stays float32. Values beyond float16's range become infinite.
+    ///
+    /// # Errors
+    /// As [`Engine::pool`]; [`Error::Unsupported`] for float16 on the CPU, on a device without it, and for
+    /// states of an odd number of values.
+    pub async fn pool_with(&self, problem: &Problem, slots: usize, state: Element) -> Result<Pool> {
+        match (self, state) {
+            (_, Element::F32) => self.pool(problem, slots).await,
+            (Self::Gpu(engine), _) => Ok(Pool::Gpu(engine.pool_with(problem, slots, state)?)),
+            (Self::Cpu(_), _) => Err(Error::unsupported(
+                "state storage type on the CPU",
+                "float16",
+                "float32",
+            )),
+        }
+    }
+
     /// Continues the states in a pool by `problem.tokens` tokens (one, or a few) for each batch row.
     /// `problem` is not packed and has no initial state; the states in the pool are updated in place.
     /// Returns `o [B, T, HV, V]`, and the device time in milliseconds. Where an error is returned before

@@ -195,6 +195,8 @@ fn bindings_are_cut_to_the_devices_limit() {
         let (tensors, expected) = inputs(&problem, true);
         let options = PrefillOptions {
             element: Element::F16,
+            // (Scratch memory for a chunk of 64 would exceed the binding.)
+            chunk: Some(32),
             ..PrefillOptions::default()
         };
         let outputs = prefill(&engine, &problem, &tensors, &options).expect("float16");
@@ -214,7 +216,7 @@ fn bindings_are_cut_to_the_devices_limit() {
             assert_unsupported(decode(&engine, &problem, &tensors), what);
         }
     };
-    // 80 KiB of states; a chunk's 90 KiB of scratch memory; 70 KiB of rows in a chunk.
+    // 80 KiB of states; a chunk's 197 KiB of scratch memory; 70 KiB of rows in a chunk.
     let states = Some("one slot's states");
     refused([1, 10, 1, 20, 32, 32], "one sequence's states", states);
     refused([1, 20, 1, 1, 256, 1], "scratch memory for one chunk", None);
@@ -310,6 +312,54 @@ fn pipelines_are_built_once() {
     assert_eq!(count, Pass::ALL.len() - 1);
     for tokens in [20, 1, 33, 100] {
         assert_eq!(run(tokens), count, "{tokens} tokens");
+    }
+}
+
+/// States stored as float16: rounded once a call, with float32 arithmetic; slots are read, written and copied as
+/// values. Refused where the device has no float16, where a slot is not a whole number of words, and on the CPU.
+#[test]
+fn states_may_lie_in_memory_as_float16() {
+    let odd = Problem::new(Rule::Eda, [1, 1, 1, 1, 9, 5]);
+    let half = |problem: &Problem| engine().pool_with(problem, 2, Element::F16);
+    let features = engine().kernels().device().features();
+    if !features.contains(wgpu::Features::SHADER_F16) {
+        assert!(half(&odd).is_err());
+        return;
+    }
+    assert!(half(&odd).is_err(), "45 values");
+    for rule in Rule::ALL {
+        for [k, v] in [[128, 128], [60, 33], [20, 100]] {
+            let problem = Problem::new(rule, [2, 24, 1, 2, k, v]);
+            let recipe = Recipe {
+                initial_state: true,
+                ..Recipe::default()
+            };
+            let mut tensors = generate::tensors(&problem, &recipe);
+            let states: Vec<f32> = tensors.slices().get(Operand::InitialState).expect("states")[..]
+                .iter()
+                .map(|&x| half::f16::from_f32(x).to_f32())
+                .collect();
+            tensors.set(Operand::InitialState, states.clone());
+            let expected = recurrence::<f64>(&problem, &tensors.slices()).expect("valid");
+            let mut inputs = tensors.slices();
+            inputs.take(Operand::InitialState);
+            let mut pool = half(&problem).expect("a pool");
+            let slot = states.len() / 2;
+            pool.write(0, &states[..slot]).expect("written");
+            pool.write(1, &states[slot..]).expect("written");
+            assert_eq!(wait(pool.read(1)).expect("read"), states[slot..]);
+            let rows = [Row::continues(0), Row::continues(1)];
+            let options = DecodeOptions::default();
+            let (o, _) = wait(engine().decode(&problem, &inputs, &mut pool, &rows, &options))
+                .expect("decoded");
+            // Nothing was rounded on the way.
+            let error = relative_error(&o, &expected.o);
+            assert!(error <= LIMIT, "{rule}, {k} x {v}: o {error:.2e}");
+            pool.copy(1, 0).expect("copied");
+            let found = wait(pool.read(0)).expect("read");
+            let error = relative_error(&found, &expected.final_state[slot..]);
+            assert!(error <= 5e-4, "{rule}, {k} x {v}: state {error:.2e}");
+        }
     }
 }
 

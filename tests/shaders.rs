@@ -5,7 +5,7 @@
 mod shaders;
 
 use eda_wgpu::gpu::shaders::{Access, Pass, bindings};
-use eda_wgpu::{Decay, Element, Rule};
+use eda_wgpu::{Decay, Rule};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, StorageAccess};
 use rayon::prelude::*;
@@ -14,9 +14,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The capabilities that a WebGPU device has, float16 where the shader stores it.
 fn capabilities(entry: &Entry) -> Capabilities {
-    match entry.variant.element {
-        Element::F32 => Capabilities::empty(),
-        Element::F16 => Capabilities::SHADER_FLOAT16,
+    if entry.has_half() {
+        Capabilities::SHADER_FLOAT16
+    } else {
+        Capabilities::empty()
     }
 }
 
@@ -153,9 +154,10 @@ fn no_shader_asks_for_array_lengths_or_extensions() {
             assert_eq!(found, None, "{}", entry.text_name());
         }
         let enabled: Vec<_> = code.iter().filter(|line| line.contains("enable")).collect();
-        match entry.variant.element {
-            Element::F32 => assert!(enabled.is_empty(), "{enabled:?}"),
-            Element::F16 => assert_eq!(enabled, [&"enable f16;"]),
+        if entry.has_half() {
+            assert_eq!(enabled, [&"enable f16;"]);
+        } else {
+            assert!(enabled.is_empty(), "{enabled:?}");
         }
     }
 }
@@ -192,9 +194,10 @@ fn every_shader_translates_to_hlsl() {
     each(|entry, module, info| {
         let options = naga::back::hlsl::Options {
             // float16 needs shader model 6.2 (DXC); float32 goes through the older compiler too.
-            shader_model: match entry.variant.element {
-                Element::F32 => naga::back::hlsl::ShaderModel::V5_1,
-                Element::F16 => naga::back::hlsl::ShaderModel::V6_2,
+            shader_model: if entry.has_half() {
+                naga::back::hlsl::ShaderModel::V6_2
+            } else {
+                naga::back::hlsl::ShaderModel::V5_1
             },
             fake_missing_bindings: true,
             ..Default::default()

@@ -22,7 +22,7 @@ use crate::engine::Element;
 use crate::error::Result;
 use crate::generate::Rng;
 use crate::gpu::engine::GpuEngine;
-use crate::gpu::kernels::{Call, PrefillSettings, Slice, operand_element};
+use crate::gpu::kernels::{Call, DecodeSettings, PrefillSettings, Slice, operand_element};
 use crate::gpu::shaders::Pass;
 use crate::problem::{Operand, Problem, Tensors};
 use crate::slots::Row;
@@ -193,26 +193,27 @@ fn bind_prefill(
 fn bind_decode(
     engine: &GpuEngine,
     problem: &Problem,
-    element: Element,
+    settings: DecodeSettings,
     inputs: DeviceInputs,
 ) -> Result<Bound> {
     let kernels = engine.kernels();
     let usage = wgpu::BufferUsages::STORAGE;
-    let o_bytes = problem.output_len() as u64 * element.bytes();
+    let o_bytes = problem.output_len() as u64 * settings.element.bytes();
     let o = kernels.buffer("the outputs", o_bytes, usage, None)?;
-    let words = problem.batch * problem.value_heads * problem.state_len();
-    let pool = kernels.buffer("the state pool", words as u64 * 4, usage, None)?;
+    let values = problem.batch * problem.value_heads * problem.state_len();
+    let pool_bytes = values as u64 * settings.state.bytes();
+    let pool = kernels.buffer("the state pool", pool_bytes, usage, None)?;
     let rows: Vec<Row> = (0..problem.batch)
         .map(|i| Row::continues(i as i32))
         .collect();
     let pool = Slice {
         buffer: &pool,
         offset: 0,
-        size: words as u64 * 4,
+        size: pool_bytes,
     };
     let o = Slice::whole(&o);
     Ok(Bound {
-        call: kernels.decode(problem, element, &inputs.slices(), o, pool, &rows)?,
+        call: kernels.decode_with(problem, settings, &inputs.slices(), o, pool, &rows)?,
         chunk: None,
         _inputs: inputs,
     })
@@ -298,8 +299,26 @@ pub fn decode(
     steps: usize,
     effort: Effort,
 ) -> Result<Vec<f64>> {
-    let inputs = DeviceInputs::new(engine, problem, element)?;
-    let bound = bind_decode(engine, problem, element, inputs)?;
+    let settings = DecodeSettings {
+        element,
+        state: Element::F32,
+    };
+    decode_with(engine, problem, settings, steps, effort)
+}
+
+/// The same with states stored as [`DecodeSettings::state`].
+///
+/// # Errors
+/// As the kernels.
+pub fn decode_with(
+    engine: &GpuEngine,
+    problem: &Problem,
+    settings: DecodeSettings,
+    steps: usize,
+    effort: Effort,
+) -> Result<Vec<f64>> {
+    let inputs = DeviceInputs::new(engine, problem, settings.element)?;
+    let bound = bind_decode(engine, problem, settings, inputs)?;
     let mut samples = now(sample(engine, effort, None, &bound.repeated(steps)))?.samples_ms;
     for s in &mut samples {
         *s /= steps as f64;

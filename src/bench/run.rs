@@ -8,7 +8,7 @@ use crate::cpu::{self, CpuEngine};
 use crate::engine::{DecodeOptions, Element, Engine, PrefillOptions};
 use crate::error::{Error, Result};
 use crate::gpu::engine::GpuEngine;
-use crate::gpu::kernels::PrefillSettings;
+use crate::gpu::kernels::{DecodeSettings, PrefillSettings};
 use crate::problem::{Operand, Problem, Tensors};
 use crate::rule::Rule;
 use crate::slots::Row;
@@ -164,7 +164,13 @@ fn bind(engine: &GpuEngine, spec: &Spec, problem: &Problem, inputs: DeviceInputs
             };
             bind_prefill(engine, problem, &settings, inputs)
         }
-        Op::Decode => bind_decode(engine, problem, spec.element, inputs),
+        Op::Decode => {
+            let settings = DecodeSettings {
+                element: spec.element,
+                state: Element::F32,
+            };
+            bind_decode(engine, problem, settings, inputs)
+        }
     }
 }
 

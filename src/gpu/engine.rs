@@ -1,7 +1,9 @@
 //! An opened adapter: host slices in, host vectors out. Long prefills go through in parts, so that GPU memory
 //! stays bounded and upload, compute and read-back overlap; one submission is a bounded amount of work.
 
-use super::kernels::{Call, Kernels, PrefillSettings, Slice, guarded, operand_element, reported};
+use super::kernels::{
+    Call, DecodeSettings, Kernels, PrefillSettings, Slice, guarded, operand_element, reported,
+};
 use super::matrix::{self, MatrixUnits};
 use crate::adapter;
 use crate::engine::{DecodeOptions, Description, Element, PrefillOptions, Progress, Run, Tier};
@@ -46,9 +48,10 @@ pub struct GpuEngine {
     pipeline_cache: Option<super::cache::DiskCache>,
 }
 
-/// States on the GPU, one per slot, `[slots, HV, K, V]` float32. Freed when dropped.
+/// States on the GPU, one per slot, `[slots, HV, K, V]`. Freed when dropped.
 pub struct GpuPool {
     buffer: wgpu::Buffer,
+    element: Element,
     slots: usize,
     /// `[HV, K, V]`
     shape: [usize; 3],
@@ -566,12 +569,13 @@ impl GpuEngine {
         {
             compute_ms = begun.elapsed().as_secs_f64() * 1e3;
         }
-        let final_state = read_words(
+        let final_state = read_values(
             self.device(),
             &self.queue,
             &self.health,
             &states.0,
             0,
+            Element::F32,
             problem.states_len(),
         )
         .await?;
@@ -766,15 +770,33 @@ impl GpuEngine {
         diagnosed(self.device(), &self.health, result).await
     }
 
-    /// A pool of zero states. In a browser the next call tells if there was no memory for it.
+    /// A pool of zero states, float32. In a browser the next call tells if there was no memory for it.
     ///
     /// # Errors
     /// As [`crate::Engine::pool`].
     pub fn pool(&self, problem: &Problem, slots: usize) -> Result<GpuPool> {
+        self.pool_with(problem, slots, Element::F32)
+    }
+
+    /// A pool of zero states that lie in memory as `element`.
+    ///
+    /// # Errors
+    /// As [`crate::Engine::pool_with`].
+    pub fn pool_with(&self, problem: &Problem, slots: usize, element: Element) -> Result<GpuPool> {
         check_device(self.device(), &self.health)?;
         problem.validate()?;
+        self.kernels.check_element(element)?;
         let words = problem.value_heads * problem.state_len();
-        let bytes = (slots as u64).saturating_mul(words as u64 * 4);
+        let slot_bytes = words as u64 * element.bytes();
+        // Slots are copied, which goes by four bytes.
+        if !slot_bytes.is_multiple_of(4) {
+            return Err(Error::unsupported(
+                "values of a state in a float16 pool",
+                words,
+                "an even number",
+            ));
+        }
+        let bytes = (slots as u64).saturating_mul(slot_bytes);
         // A new buffer is zero, by the WebGPU specification.
         let usage = wgpu::BufferUsages::STORAGE
             | wgpu::BufferUsages::COPY_DST
@@ -782,6 +804,7 @@ impl GpuEngine {
         let buffer = self.kernels.buffer("the state pool", bytes, usage, None)?;
         Ok(GpuPool {
             buffer,
+            element,
             slots,
             shape: [problem.value_heads, problem.key_dim, problem.value_dim],
             device: self.device().clone(),
@@ -844,16 +867,18 @@ impl GpuEngine {
         let bytes = (problem.output_len() as u64 * element.bytes()).next_multiple_of(4);
         let output = self.storage("the outputs", bytes)?;
         let readback = self.readback(bytes)?;
-        let words = pool.slots * problem.value_heads * problem.state_len();
-        let call = self.kernels.decode(
+        let call = self.kernels.decode_with(
             problem,
-            element,
+            DecodeSettings {
+                element,
+                state: pool.element,
+            },
             &layout.slices(&inputs.0),
             Slice::whole(&output.0),
             Slice {
                 buffer: &pool.buffer,
                 offset: 0,
-                size: words as u64 * 4,
+                size: pool.slots as u64 * pool.slot_bytes(),
             },
             rows,
         )?;
@@ -891,18 +916,19 @@ fn token_flops(problem: &Problem, chunk: usize) -> f64 {
     2.0 * (with_state + in_chunk)
 }
 
-async fn read_words(
+async fn read_values(
     device: &wgpu::Device,
     queue: &wgpu::Queue,
     health: &Mutex<Health>,
     buffer: &wgpu::Buffer,
     offset: u64,
-    words: usize,
+    element: Element,
+    count: usize,
 ) -> Result<Vec<f32>> {
-    if words == 0 {
+    if count == 0 {
         return Ok(Vec::new());
     }
-    let bytes = words as u64 * 4;
+    let bytes = count as u64 * element.bytes();
     let readback = Owned(guarded(device, "the read-back", bytes, || {
         device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("eda: read-back"),
@@ -916,7 +942,9 @@ async fn read_words(
     queue.submit([encoder.finish()]);
     let mapping = map(&readback.0, bytes);
     mapped(device, health, mapping).await?;
-    Ok(bytemuck::pod_collect_to_vec(&view(&readback.0, bytes)?[..]))
+    let mut values = vec![0.0; count];
+    host_values(&view(&readback.0, bytes)?[..], element, &mut values);
+    Ok(values)
 }
 
 impl GpuPool {
@@ -925,8 +953,17 @@ impl GpuPool {
         self.slots
     }
 
-    fn state_words(&self) -> usize {
+    fn state_len(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    fn slot_bytes(&self) -> u64 {
+        self.state_len() as u64 * self.element.bytes()
+    }
+
+    /// How the states lie in memory.
+    pub fn element(&self) -> Element {
+        self.element
     }
 
     fn slot_offset(&self, slot: usize) -> Result<u64> {
@@ -934,7 +971,7 @@ impl GpuPool {
             return Err(Error::tensor("slot", format!("below {}", self.slots), slot));
         }
         check_device(&self.device, &self.health)?;
-        Ok((slot * self.state_words() * 4) as u64)
+        Ok(slot as u64 * self.slot_bytes())
     }
 
     /// The state in a slot, `[HV, K, V]`.
@@ -943,13 +980,14 @@ impl GpuPool {
     /// As [`crate::Pool::read`].
     pub async fn read(&self, slot: usize) -> Result<Vec<f32>> {
         let offset = self.slot_offset(slot)?;
-        read_words(
+        read_values(
             &self.device,
             &self.queue,
             &self.health,
             &self.buffer,
             offset,
-            self.state_words(),
+            self.element,
+            self.state_len(),
         )
         .await
     }
@@ -960,19 +998,15 @@ impl GpuPool {
     /// As [`crate::Pool::write`].
     pub fn write(&mut self, slot: usize, state: &[f32]) -> Result<()> {
         let offset = self.slot_offset(slot)?;
-        if state.len() != self.state_words() {
+        if state.len() != self.state_len() {
             return Err(Error::tensor(
                 "state",
-                format!(
-                    "{} values, [HV, K, V] = {:?}",
-                    self.state_words(),
-                    self.shape
-                ),
+                format!("{} values, [HV, K, V] = {:?}", self.state_len(), self.shape),
                 format!("{} values", state.len()),
             ));
         }
-        self.queue
-            .write_buffer(&self.buffer, offset, bytemuck::cast_slice(state));
+        let bytes = device_bytes(state, self.element);
+        self.queue.write_buffer(&self.buffer, offset, &bytes);
         check_health(&self.health)
     }
 
@@ -986,7 +1020,7 @@ impl GpuPool {
             return Ok(());
         }
         // A copy within one buffer is not allowed, so it goes through another.
-        let bytes = self.state_words() as u64 * 4;
+        let bytes = self.slot_bytes();
         let between = guarded(&self.device, "a copy of a slot", bytes, || {
             self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("eda: slot copy"),

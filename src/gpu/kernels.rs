@@ -160,12 +160,21 @@ impl Default for PrefillSettings {
         Self {
             chunk: None,
             element: Element::F32,
-            scratch_limit: 128 << 20,
+            scratch_limit: 176 << 20,
             continues: false,
             has_initial: false,
             tier: Tier::Portable,
         }
     }
+}
+
+/// How a decode's tensors lie in memory; its arithmetic is float32 in any case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DecodeSettings {
+    /// Storage type of q, k, v, e, p, a, b, w, g and o. (beta, gamma, A_log and dt_bias are float32.)
+    pub element: Element,
+    /// Storage type of the states in the pool.
+    pub state: Element,
 }
 
 /// How a prefill is cut up on a device; holds for every call with the same problem and settings.
@@ -193,7 +202,7 @@ impl PrefillPlan {
         self.shape.tokens
     }
 
-    /// Number of steps; each is a bounded amount of work: the five prefill passes, after a dispatch for each gate
+    /// Number of steps; each is a bounded amount of work: the four prefill passes, after a dispatch for each gate
     /// tensor where gates have to be gathered.
     pub fn steps(&self) -> usize {
         self.steps.len()
@@ -512,7 +521,7 @@ impl Kernels {
         })
     }
 
-    fn check_element(&self, element: Element) -> Result<()> {
+    pub(super) fn check_element(&self, element: Element) -> Result<()> {
         if element == Element::F16 && !self.features.contains(wgpu::Features::SHADER_F16) {
             return Err(Error::unsupported(
                 "element type",
@@ -771,13 +780,12 @@ impl Kernels {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
             bound.set(Binding::Params, params_at(&uniforms, at));
             let chunk_heads = (step.chunks * step.heads.len()) as u64;
-            let blocks = (plan.shape.tokens / 16) as u64;
+            let pairs = shaders::pairs_workgroups(problem) as u64;
             let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
             let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels.max(1)) as u64;
             let scans = (step.pieces() * step.heads.len()) as u64 * columns;
             let portable = [
-                (Pass::Rows, chunk_heads),
-                (Pass::Pairs, chunk_heads * blocks * blocks),
+                (Pass::Pairs, chunk_heads * pairs),
                 (Pass::Solve, chunk_heads),
                 (Pass::Fold, chunk_heads * channels),
                 (Pass::Scan, scans),
@@ -824,20 +832,44 @@ impl Kernels {
         pool: Slice<'_>,
         rows: &[Row],
     ) -> Result<Call> {
+        let settings = DecodeSettings {
+            element,
+            state: Element::F32,
+        };
+        self.decode_with(problem, settings, tensors, o, pool, rows)
+    }
+
+    /// The same with states stored as [`DecodeSettings::state`]: float16 halves the traffic, and rounds each
+    /// state once a call.
+    ///
+    /// # Errors
+    /// As [`Kernels::prefill`].
+    pub fn decode_with(
+        &self,
+        problem: &Problem,
+        settings: DecodeSettings,
+        tensors: &Tensors<Slice<'_>>,
+        o: Slice<'_>,
+        pool: Slice<'_>,
+        rows: &[Row],
+    ) -> Result<Call> {
+        let DecodeSettings { element, state } = settings;
+        self.check_element(state)?;
         problem.validate()?;
         self.check_element(element)?;
         validate_decode(problem, tensors)?;
         self.check_slices(problem, element, tensors)?;
         self.check_slice("o", o, problem.output_len() as u64 * element.bytes())?;
         let slot_words = (problem.value_heads * problem.state_len()) as u64;
-        let slots = pool.size / (slot_words * 4);
-        self.check_slice("the state pool", pool, slots * slot_words * 4)?;
+        let slot_bytes = slot_words * state.bytes();
+        let slots = pool.size / slot_bytes;
+        self.check_slice("the state pool", pool, slots * slot_bytes)?;
         validate_rows(rows, problem.batch, slots as usize)?;
 
         check_overlaps(
             &[
                 ("o", o, problem.output_len() as u64 * element.bytes()),
-                ("the state pool", pool, slots * slot_words * 4),
+                ("the state pool", pool, slots * slot_bytes),
             ],
             &named(problem, element, tensors),
         )?;
@@ -848,11 +880,11 @@ impl Kernels {
             ..PrefillSettings::default()
         });
         let binding = bounds.binding;
-        let window = (bounds.window() / (slot_words * 4)) as usize;
+        let window = (bounds.window() / slot_bytes) as usize;
         if window == 0 {
             return Err(Error::unsupported(
                 "bytes of one slot's states",
-                slot_words * 4,
+                slot_bytes,
                 format!("{binding} (the device's binding size)"),
             ));
         }
@@ -920,7 +952,7 @@ impl Kernels {
             let first_slot = (slot_group * window) as u64;
             let last_slot = (first_slot + window as u64).min(slots);
             let words = first_slot * slot_words..last_slot * slot_words;
-            let (at, r) = self.range("the state pool", pool, words, 4)?;
+            let (at, r) = self.range("the state pool", pool, words, state.bytes())?;
             params.state_at = at;
             bound.set(Binding::State, r);
             let mut table = vec![[0i32; 2]; ROWS_PER_DISPATCH];
@@ -978,7 +1010,18 @@ impl Kernels {
                 },
             );
             let groups = (count * problem.value_heads) as u64 * columns;
-            dispatches.push(self.dispatch(Pass::Decode, problem, element, None, &bound, groups)?);
+            let variant = shaders::Variant {
+                state,
+                ..shaders::variant(Pass::Decode, problem, element, 0)
+            };
+            dispatches.push(self.dispatch_variant(
+                Pass::Decode,
+                variant,
+                problem,
+                None,
+                &bound,
+                groups,
+            )?);
             steps.push(dispatches);
         }
         Ok(Call { steps })
@@ -1281,7 +1324,19 @@ impl Kernels {
         groups: u64,
     ) -> Result<Dispatch> {
         let edge = self.matrix.map_or(0, |units| units.edge);
-        let mut variant = shaders::variant(pass, problem, element, edge);
+        let variant = shaders::variant(pass, problem, element, edge);
+        self.dispatch_variant(pass, variant, problem, shape, bound, groups)
+    }
+
+    fn dispatch_variant(
+        &self,
+        pass: Pass,
+        mut variant: Variant,
+        problem: &Problem,
+        shape: Option<&ChunkShape>,
+        bound: &Bindings<'_>,
+        groups: u64,
+    ) -> Result<Dispatch> {
         let list = shaders::bindings(pass, variant);
         let storage: Vec<_> = list
             .iter()

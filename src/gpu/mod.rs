@@ -7,8 +7,8 @@
 //! - [`plan`]: how a prefill is cut into steps that fit the device
 //! - [`shaders`]: the sources in `shaders/`, and how a pass is put together from them
 //!
-//! A prefill is five passes (rows, pairs, solve, fold, scan), or three on matrix units (pairs, solve, scan); a decode
-//! step is one.
+//! A prefill is four passes (pairs, solve, fold, scan), or three on matrix units (pairs, solve, scan); a decode step
+//! is one.
 
 #[cfg(feature = "pipeline-cache")]
 pub mod cache;

@@ -44,7 +44,7 @@ pub enum Source {
     Carried = 2,
 }
 
-/// Dispatches over one set of chunks and heads: the five prefill passes.
+/// Dispatches over one set of chunks and heads: the four prefill passes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     /// Tokens that the bindings cover, numbered through all batch rows.

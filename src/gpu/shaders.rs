@@ -14,15 +14,13 @@ use crate::rule::{Content, DecayKind, Gate, Vector};
 pub enum Pass {
     /// Gathers the gates into scratch memory.
     Pack,
-    /// Prefill 1: decayed rows.
-    Rows,
-    /// Prefill 2: the triangle `L` and the masked queries `A`.
+    /// Prefill 1: decayed rows, the triangle `L` and the masked queries `A`.
     Pairs,
-    /// Prefill 3: `(I + L)^-1`.
+    /// Prefill 2: `(I + L)^-1`.
     Solve,
-    /// Prefill 4: what a chunk does to the state.
+    /// Prefill 3: what a chunk does to the state.
     Fold,
-    /// Prefill 5: the states and outputs.
+    /// Prefill 4: the states and outputs.
     Scan,
     /// Decode.
     Decode,
@@ -36,9 +34,8 @@ pub enum Pass {
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 10] = [
+    pub const ALL: [Pass; 9] = [
         Pass::Pack,
-        Pass::Rows,
         Pass::Pairs,
         Pass::Solve,
         Pass::Fold,
@@ -61,7 +58,6 @@ impl Pass {
     pub fn name(self) -> &'static str {
         match self {
             Pass::Pack => "pack",
-            Pass::Rows => "prefill_rows",
             Pass::Pairs => "prefill_pairs",
             Pass::Solve => "prefill_solve",
             Pass::Fold => "prefill_fold",
@@ -79,6 +75,8 @@ impl Pass {
 pub struct Variant {
     /// Storage type of inputs and outputs.
     pub element: Element,
+    /// Storage type of the states in decode.
+    pub state: Element,
     /// The pass reads the rule's second own operand.
     pub second: bool,
     /// The pass reads gates.
@@ -147,7 +145,7 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
     ];
     match pass {
         Pass::Pack => add(&[(Binding::Q, Read), (Binding::Scratch, Write)]),
-        Pass::Rows | Pass::Pairs => {
+        Pass::Pairs => {
             add(&[(Binding::Table, Read)]);
             add(&keys);
             add(&[(Binding::Scratch, Write)]);
@@ -265,17 +263,6 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             part!("matrix_scan"),
         ],
         Pass::Pack => vec![params, part!("pack")],
-        Pass::Rows => vec![
-            element,
-            params,
-            layer,
-            keys,
-            second,
-            gates,
-            rule,
-            chunk,
-            part!("prefill_rows"),
-        ],
         Pass::Pairs => vec![
             element,
             params,
@@ -311,10 +298,17 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             outputs,
             rule,
             content,
+            match variant.state {
+                Element::F32 => part!("state_f32"),
+                Element::F16 => part!("state_f16"),
+            },
             part!("decode"),
         ],
     };
-    let text = parts.join("\n");
+    let mut text = parts.join("\n");
+    if variant.state == Element::F16 && variant.element == Element::F32 {
+        text.insert_str(0, "enable f16;\n");
+    }
     if !variant.shared {
         return text;
     }
@@ -420,10 +414,7 @@ pub fn reads_second(problem: &Problem, pass: Pass) -> bool {
 
 /// Whether a pass reads the keys' side of the inputs.
 fn touches_rule(pass: Pass) -> bool {
-    matches!(
-        pass,
-        Pass::Rows | Pass::Pairs | Pass::Decode | Pass::MatrixPairs
-    )
+    matches!(pass, Pass::Pairs | Pass::Decode | Pass::MatrixPairs)
 }
 
 /// Whether a pass reads the values' side.
@@ -441,6 +432,7 @@ pub fn variant(pass: Pass, problem: &Problem, element: Element, edge: usize) -> 
         } else {
             Element::F32
         },
+        state: Element::F32,
         second: reads_second(problem, pass),
         gates: touches_rule(pass) && reads_gates(problem),
         shared: false,
@@ -455,43 +447,62 @@ pub struct ChunkShape {
     pub tokens: usize,
     /// Sub-steps a chunk, `R = n C`.
     pub substeps: usize,
+    /// Sub-steps of a chunk that have a content.
+    pub contents: usize,
     /// `K` rounded up to a multiple of 16.
     pub key_pad: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
+    /// Rows of `[S; Z]`, or of what takes its place, in the scan's workgroup memory.
+    pub shared_rows: usize,
     /// Key channels a workgroup of the fold.
     pub fold_channels: usize,
+    /// Words at the end of them that are only there to be read in vain.
+    pub tail: usize,
     /// float32 words of scratch memory for one chunk of one head.
     pub stride: usize,
     /// On matrix units: how their passes cut the work. (Columns and channels above are then not used.)
     pub matrix: Option<MatrixShape>,
 }
 
+/// Threads of a workgroup of the scan.
+const SCAN_THREADS: usize = 256;
+/// Float words in the 16 KiB of workgroup memory that every device grants.
+const WORKGROUP_WORDS: usize = 4096;
+
 impl ChunkShape {
-    /// The shape for chunks of `tokens`; `None` where the scan's tiles do not fit 16 KiB.
+    /// The shape for chunks of `tokens`; `None` where the tiles do not fit 16 KiB.
     pub fn new(problem: &Problem, tokens: usize) -> Option<Self> {
         let update = problem.rule.update();
         let substeps = update.substeps() * tokens;
+        let (stride, _) = content_steps(problem);
+        let contents = substeps / stride;
         let key_pad = problem.key_dim.next_multiple_of(16);
         if substeps > 256 {
             return None;
         }
-        // S, Z and U, in float32, in the 16 KiB of workgroup memory that every device grants.
-        let columns = [32, 16, 8, 4]
-            .into_iter()
-            .find(|columns| (key_pad + 2 * substeps) * columns <= 4096)?;
-        let fold_channels = [32, 16, 8]
-            .into_iter()
-            .find(|channels| substeps * channels <= 2048)?;
+        let rows = substeps + tokens;
+        let (columns, shared_rows) = [16, 8, 4].into_iter().find_map(|columns| {
+            let (rows, state) = scan_tiles(columns, rows, key_pad);
+            // What is exchanged: every second row.
+            let exchanged = rows.max(state).div_ceil(2) * SCAN_THREADS * 4 / columns;
+            let shared = exchanged.max(key_pad + contents);
+            let fits = (shared + substeps) * columns <= WORKGROUP_WORDS;
+            (fits && rows <= 8).then_some((columns, shared))
+        })?;
+        // What the scan's last tile of channels reads past its end.
+        let past = (key_pad.next_multiple_of(SCAN_THREADS * 2 / columns) - key_pad) * 4;
+        let tail = past.saturating_sub(key_pad);
         Some(Self {
             tokens,
             substeps,
+            contents,
             key_pad,
             columns,
-            fold_channels,
-            stride: (2 * substeps + tokens + 1) * key_pad
-                + substeps * (substeps + tokens)
-                + (2 + update.factors) * tokens,
+            shared_rows,
+            fold_channels: if substeps > 128 { 16 } else { 32 },
+            stride: rows * (substeps + key_pad + contents) + substeps * key_pad + key_pad + tail,
+            tail,
             matrix: None,
         })
     }
@@ -506,16 +517,37 @@ impl ChunkShape {
         units: MatrixUnits,
         limits: &wgpu::Limits,
     ) -> Result<Self> {
+        let update = problem.rule.update();
         let matrix = MatrixShape::new(problem, tokens, units, limits)?;
         Ok(Self {
             tokens,
-            substeps: problem.rule.update().substeps() * tokens,
+            substeps: update.substeps() * tokens,
+            contents: update.factors * tokens,
             key_pad: problem.key_dim.next_multiple_of(16),
             columns: matrix.columns,
+            shared_rows: 0,
             fold_channels: 0,
+            tail: 0,
             stride: matrix.floats + matrix.halves,
             matrix: Some(matrix),
         })
+    }
+}
+
+/// Rows of a thread of the scan in its first product, of four parts, and in its second, of two.
+fn scan_tiles(columns: usize, rows: usize, key_pad: usize) -> (usize, usize) {
+    let down = SCAN_THREADS / (columns / 4);
+    (rows.div_ceil(down / 4), key_pad.div_ceil(down / 2))
+}
+
+/// Which sub-steps have a content, as `(stride, offset)`: those numbered `stride · j + offset`.
+fn content_steps(problem: &Problem) -> (usize, usize) {
+    let update = problem.rule.update();
+    let has = |i: usize| update.pattern[i].content != Content::Zero;
+    match update.pattern.len() {
+        2 if !has(0) => (2, 1),
+        2 if !has(1) => (2, 0),
+        _ => (1, 0),
     }
 }
 
@@ -524,17 +556,13 @@ impl ChunkShape {
 /// iterations in all of them.
 pub const MAX_ITERATIONS: usize = 60_000;
 
-/// No fewer loop iterations than an invocation of the scan needs for a chunk: each innermost one makes a
-/// multiply-add over four columns at least, and what is around them costs less than they do.
+/// No fewer loop iterations than an invocation of the scan needs for a chunk: for every step of its two products
+/// one to load and one to multiply a tile, and what is around them.
 pub fn scan_iterations(shape: &ChunkShape) -> usize {
-    let (r, c, kp) = (shape.substeps, shape.tokens, shape.key_pad);
     if let Some(matrix) = &shape.matrix {
-        return matrix.scan_iterations(c, r, kp);
+        return matrix.scan_iterations(shape.tokens, shape.substeps, shape.key_pad);
     }
-    let down = 128 / (shape.columns / 4);
-    let rows = (r + c).div_ceil(down) * (kp + r);
-    let state = kp.div_ceil(4 * down) * 4 * r;
-    2 * (rows + state) + 64
+    192 + (shape.key_pad + shape.contents) / 16 + shape.substeps / 8
 }
 
 /// The same for a token in decode.
@@ -628,19 +656,34 @@ pub fn constants(
             ("C", chunk.tokens as f64),
             ("R", chunk.substeps as f64),
             ("KP", chunk.key_pad as f64),
+            ("FB", chunk.fold_channels as f64),
+            ("TAIL", chunk.tail as f64),
         ]);
-        if pass == Pass::Scan {
-            out.push(("VB", chunk.columns as f64));
-        }
-        if pass == Pass::Fold {
-            out.push(("FB", chunk.fold_channels as f64));
+        let (stride, offset) = content_steps(problem);
+        out.extend([
+            ("CONTENT_STRIDE", stride as f64),
+            ("CONTENT_OFFSET", offset as f64),
+        ]);
+        match pass {
+            Pass::Pairs => out.extend(pairs_constants(problem, chunk)),
+            Pass::Solve if chunk.substeps > 64 => {
+                out.extend([("IN_WORKGROUP", 0.0), ("WORDS", 1.0)]);
+            }
+            Pass::Scan => {
+                out.extend([
+                    ("VB", chunk.columns as f64),
+                    ("SHARED", chunk.shared_rows as f64),
+                ]);
+            }
+            _ => {}
         }
     }
     if pass == Pass::Decode {
-        let groups = DECODE_THREADS / DECODE_COLUMNS;
+        let groups = DECODE_THREADS * DECODE_WIDTH / DECODE_COLUMNS;
         out.extend([
             ("THREADS", DECODE_THREADS as f64),
             ("COLUMNS", DECODE_COLUMNS as f64),
+            ("WIDTH", DECODE_WIDTH as f64),
             (
                 "KG",
                 problem.key_dim.div_ceil(groups).next_multiple_of(4) as f64,
@@ -650,7 +693,49 @@ pub fn constants(
     out
 }
 
+/// Rows (reads and the query) and columns (writes) of a token that one workgroup of [`Pass::Pairs`] takes, and
+/// how many workgroups it takes for all of them.
+fn pairs_groups(problem: &Problem) -> [(usize, usize); 2] {
+    let n = problem.rule.update().substeps();
+    [
+        ((n + 1).min(3), (n + 1).div_ceil(3)),
+        (n.min(2), n.div_ceil(2)),
+    ]
+}
+
+/// Workgroups of [`Pass::Pairs`] for one chunk of one head.
+pub fn pairs_workgroups(problem: &Problem) -> usize {
+    pairs_groups(problem)
+        .iter()
+        .map(|(_, groups)| groups)
+        .product()
+}
+
+fn pairs_constants(problem: &Problem, chunk: &ChunkShape) -> Vec<(&'static str, f64)> {
+    let [(rows, row_groups), (columns, column_groups)] = pairs_groups(problem);
+    let c = chunk.tokens;
+    let levels = c.ilog2() as usize - 1;
+    // Channels that pass through workgroup memory at a time, and the room for them (as in the shader).
+    let sub = if c == 64 { 4 } else { 8 };
+    let quads = sub / 4;
+    let level = c / 2 * (rows + columns) * quads + c / 8 * quads;
+    let diagonal_quads = (128 / c).min(4);
+    let diagonal = (rows + columns + 1) * diagonal_quads * (c + c / 8);
+    vec![
+        ("LEVELS", levels as f64),
+        ("SUB", sub as f64),
+        ("RV", rows as f64),
+        ("CV", columns as f64),
+        ("ROW_GROUPS", row_groups as f64),
+        ("COLUMN_GROUPS", column_groups as f64),
+        ("DIAGONAL_QUADS", diagonal_quads as f64),
+        ("AREA", (levels * level).max(diagonal) as f64),
+    ]
+}
+
 /// Threads of a decode workgroup.
 pub const DECODE_THREADS: usize = 128;
 /// Value columns that a decode workgroup covers.
-pub const DECODE_COLUMNS: usize = 32;
+pub const DECODE_COLUMNS: usize = 64;
+/// Value columns of one of its threads.
+const DECODE_WIDTH: usize = 2;

@@ -32,12 +32,13 @@ impl Entry {
             Element::F16 => "f16",
         };
         format!(
-            "{}{}-{element}{}{}{}",
+            "{}{}-{element}{}{}{}{}",
             self.pass.name(),
             match self.variant.edge {
                 0 => String::new(),
                 edge => format!("-{edge}"),
             },
+            flag(self.variant.state == Element::F16, "-state16"),
             flag(self.variant.second, "-second"),
             flag(self.variant.gates, "-gates"),
             flag(self.variant.shared, "-shared")
@@ -52,6 +53,11 @@ impl Entry {
     /// The WGSL text as GPUs get it, its marked loops written out.
     pub fn unrolled(&self) -> String {
         shaders::unroll(&self.source(), &self.loops)
+    }
+
+    /// Whether it stores float16.
+    pub fn has_half(&self) -> bool {
+        [self.variant.element, self.variant.state].contains(&Element::F16)
     }
 
     /// Storage buffers that it binds.
@@ -140,10 +146,20 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
     let mut out = Vec::new();
     let mut add = |pass: Pass, problem: &Problem, shape: Option<&ChunkShape>| {
         let matrix = shape.and_then(|s| s.matrix.as_ref());
-        for element in [Element::F32, Element::F16] {
+        let edge = matrix.map_or(0, |m| m.units.edge);
+        let all = [Element::F32, Element::F16];
+        let states = if pass == Pass::Decode {
+            &all[..]
+        } else {
+            &all[..1]
+        };
+        for (element, &state) in all
+            .into_iter()
+            .flat_map(|e| states.iter().map(move |s| (e, s)))
+        {
             for shared in [false, true] {
-                let edge = matrix.map_or(0, |m| m.units.edge);
                 let mut variant = shaders::variant(pass, problem, element, edge);
+                variant.state = state;
                 variant.shared = shared;
                 if shared && !can_share(pass, variant) {
                     continue;

@@ -1,0 +1,2 @@
+// States lie in memory as float32.
+alias StateElement = f32;
