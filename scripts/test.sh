@@ -2,7 +2,7 @@
 # Every check of this repository: format, lints, tests, documentation, benches, the shaders in a second
 # WGSL compiler, the package. Installs what is missing on Debian and Ubuntu; says what is missing elsewhere.
 #
-#   scripts/test.sh            all of it (about 20 minutes on two cores once the dependencies are built)
+#   scripts/test.sh            all of it (about 40 minutes on two cores)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -68,6 +68,20 @@ cargo clippy --release --all-targets -- -D warnings
 step "tests"
 cargo test --release
 
+step "matrix tier"
+# On a driver of this machine that has cooperative matrices, or on one that is fetched for the purpose.
+if cargo run --release --quiet -- adapters --json | grep -q '"matrix"'; then
+    cargo test --release --test matrix -- --ignored
+elif [ "$(uname -s)" = Linux ]; then
+    scripts/matrix_driver.sh "$target/matrix-driver"
+    host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
+    env "CARGO_TARGET_${host}_RUNNER=$(cd "$target/matrix-driver" && pwd)/run" \
+        cargo test --release --test matrix -- --ignored
+else
+    echo "No adapter with cooperative matrices here; they are tested on Linux." >&2
+    exit 1
+fi
+
 step "shaders in Tint"
 cargo run --release --example shaders -- "$target/shaders"
 (cd tests/tint && npm install --no-audit --no-fund --silent)
@@ -76,10 +90,11 @@ node tests/tint/check.mjs "$target/shaders"
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --release --no-deps
 
-if compgen -G 'benches/*.rs' >/dev/null; then
-    step "benches, a short run"
-    cargo bench -- --quick
-fi
+step "benches, a short run"
+cargo bench -- --quick
+
+step "browser build, package and tests"
+scripts/web.sh
 
 step "package"
 cargo package --allow-dirty --no-verify

@@ -1,0 +1,271 @@
+//! The matrix tier against float64. These tests need an adapter with cooperative matrices and are ignored without
+//! being asked for; `scripts/test.sh` runs them on such a GPU if there is one, else on a software driver that it
+//! fetches (`cargo test --test matrix -- --ignored`). What holds everywhere comes first.
+
+mod common;
+
+use common::golden::cases;
+use common::{error, exact, half, label, prefill, wait};
+use eda_wgpu::generate::{self, Decays, Gates, Keys, Recipe};
+use eda_wgpu::gpu::matrix::MatrixUnits;
+use eda_wgpu::{
+    Backend, Element, Engine, EngineOptions, Error, Operand, PrefillOptions, Problem, Result, Rule,
+    Tensors, Tier, adapter,
+};
+use std::sync::OnceLock;
+
+/// Largest relative l2 error that passes.
+const LIMIT: f64 = 2e-3;
+
+fn options(tier: Option<Tier>) -> EngineOptions {
+    EngineOptions {
+        backend: if cfg!(target_os = "macos") {
+            Backend::Metal
+        } else {
+            Backend::Vulkan
+        },
+        adapter: std::env::var("EDA_TEST_ADAPTER").ok(),
+        tier,
+        ..EngineOptions::default()
+    }
+}
+
+/// An engine whose every prefill runs on matrix units. A machine without them fails the test.
+fn engine() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| {
+        wait(Engine::open(&options(Some(Tier::Matrix)))).unwrap_or_else(|e| {
+            panic!("these tests need an adapter with cooperative matrices (scripts/test.sh fetches one): {e}")
+        })
+    })
+}
+
+fn right(what: &str, problem: &Problem, tensors: &Tensors<Vec<f32>>) {
+    let outputs = prefill(engine(), problem, tensors, &PrefillOptions::default())
+        .unwrap_or_else(|e| panic!("{what}: {e}"));
+    let error = error(&outputs, &exact(problem, tensors));
+    assert!(error <= LIMIT, "{what}: error {error:.2e}");
+}
+
+/// Asking for matrix units where there are none is an error that says so, and where there are some is granted.
+#[test]
+fn the_matrix_tier_is_granted_or_refused_by_name() {
+    let found = wait(adapter::choose(&options(None)))
+        .expect("an adapter")
+        .expect("an adapter");
+    match (
+        MatrixUnits::of(&found),
+        wait(Engine::open(&options(Some(Tier::Matrix)))),
+    ) {
+        (Some(_), Ok(engine)) => assert_eq!(engine.description().tier, "matrix"),
+        (None, Err(Error::Unsupported { .. })) => {}
+        (units, opened) => panic!("{units:?}: {:?}", opened.map(|e| e.description())),
+    }
+}
+
+#[test]
+#[ignore = "needs matrix units"]
+fn golden_and_real_cases() {
+    for case in ["golden", "real"].into_iter().flat_map(cases) {
+        let expected = eda_wgpu::Outputs {
+            o: case.o.clone(),
+            final_state: case.final_state.clone(),
+        };
+        for element in [Element::F32, Element::F16] {
+            let options = PrefillOptions {
+                element,
+                ..PrefillOptions::default()
+            };
+            let outputs = prefill(engine(), &case.problem, &case.tensors, &options)
+                .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            let error = error(&outputs, &expected);
+            assert!(error <= LIMIT, "{} {element:?}: {error:.2e}", case.name);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs matrix units"]
+fn every_chunk_size_that_fits() {
+    let mut sizes = std::collections::BTreeSet::new();
+    for (rule, key_dim) in [
+        (Rule::Eda, 32),
+        (Rule::Kda, 32),
+        (Rule::DeltaProduct { factors: 3 }, 20),
+    ] {
+        let problem = Problem::new(rule, [1, 150, 1, 2, key_dim, 24]);
+        let tensors = generate::tensors(&problem, &Recipe::default());
+        let expected = exact(&problem, &tensors);
+        for chunk in [16, 32, 64] {
+            let outputs = prefill(engine(), &problem, &tensors, &common::chunk(chunk));
+            match outputs {
+                Ok(outputs) => {
+                    let error = error(&outputs, &expected);
+                    assert!(error <= LIMIT, "{rule} chunk {chunk}: {error:.2e}");
+                    sizes.insert(chunk);
+                }
+                // (64 sub-steps take 40 KiB of workgroup memory, which not every device has.)
+                Err(Error::Unsupported { .. }) if chunk * rule.update().substeps() >= 64 => {}
+                Err(e) => panic!("{rule} chunk {chunk}: {e}"),
+            }
+        }
+    }
+    assert!(sizes.is_superset(&[16, 32].into()), "{sizes:?}");
+}
+
+/// Slow decay, clustered and repeated keys, erase where it writes, gates near one: where products of float16 operands
+/// would lose most if the triangle were inverted in float16.
+#[test]
+#[ignore = "needs matrix units"]
+fn the_hard_case() {
+    let problem = Problem::new(Rule::Eda, [1, 512, 1, 1, 64, 32]);
+    for keys in [Keys::Clustered, Keys::Repeated, Keys::SameAddress] {
+        let recipe = Recipe {
+            decays: Decays::Weak,
+            gates: Gates::NearOne,
+            keys,
+            initial_state: true,
+            ..Recipe::default()
+        };
+        right(
+            &format!("{keys:?}"),
+            &problem,
+            &generate::tensors(&problem, &recipe),
+        );
+    }
+}
+
+/// Contents and states of any size neither overflow nor vanish in float16 operands: outputs and states are linear
+/// in them, and powers of two change no bit.
+#[test]
+#[ignore = "needs matrix units"]
+fn no_size_of_contents_or_states_overflows_or_vanishes() {
+    let problem = Problem::new(Rule::Eda, [1, 70, 1, 1, 32, 24]);
+    let recipe = Recipe {
+        initial_state: true,
+        ..Recipe::default()
+    };
+    let tensors = generate::tensors(&problem, &recipe);
+    let plain = prefill(engine(), &problem, &tensors, &PrefillOptions::default()).expect("plain");
+    for power in [-60, -20, 20, 60] {
+        let scale = 2f32.powi(power);
+        let mut scaled = tensors.clone();
+        for operand in [Operand::V, Operand::InitialState] {
+            let values = scaled.get_mut(operand).expect("an operand");
+            values.iter_mut().for_each(|x| *x *= scale);
+        }
+        let outputs =
+            prefill(engine(), &problem, &scaled, &PrefillOptions::default()).expect("scaled");
+        for (x, y) in plain.o.iter().zip(&outputs.o) {
+            assert_eq!(x * scale, *y, "o at 2^{power}");
+        }
+        for (x, y) in plain.final_state.iter().zip(&outputs.final_state) {
+            assert_eq!(x * scale, *y, "final_state at 2^{power}");
+        }
+    }
+    // A small content into a large state, and the reverse.
+    for (contents, state) in [(1e-6, 1e6), (1e6, 1e-6)] {
+        let mut mixed = tensors.clone();
+        for (operand, scale) in [(Operand::V, contents), (Operand::InitialState, state)] {
+            let values = mixed.get_mut(operand).expect("an operand");
+            values.iter_mut().for_each(|x| *x *= scale);
+        }
+        right(
+            &format!("contents {contents}, state {state}"),
+            &problem,
+            &mixed,
+        );
+    }
+}
+
+/// Sums that grow with the sequence: linear attention on one key.
+#[test]
+#[ignore = "needs matrix units"]
+fn a_state_that_grows_without_bound_stays_finite() {
+    let problem = Problem::new(Rule::Linear, [1, 2000, 1, 1, 16, 16]);
+    let mut tensors = generate::tensors(&problem, &Recipe::default());
+    for operand in [Operand::K, Operand::V] {
+        let values = tensors.get_mut(operand).expect("an operand");
+        values.fill(if operand == Operand::K { 0.25 } else { 1000.0 });
+    }
+    right("one key", &problem, &tensors);
+}
+
+#[test]
+#[ignore = "needs matrix units"]
+fn packed_sequences_states_and_parts() {
+    let mut packed = Problem::new(Rule::Eda, [1, 100, 2, 4, 32, 24]);
+    packed.cu_seqlens = Some(vec![0, 0, 17, 18, 18, 82, 100, 100]);
+    let recipe = Recipe {
+        initial_state: true,
+        ..Recipe::default()
+    };
+    let tensors = generate::tensors(&packed, &recipe);
+    right("packed", &packed, &tensors);
+
+    // Parts of a long input carry the state on.
+    let problem = Problem::new(Rule::Eda, [1, 300, 2, 4, 32, 24]);
+    let tensors = generate::tensors(&problem, &recipe);
+    let expected = exact(&problem, &tensors);
+    let Engine::Gpu(gpu) = engine() else {
+        panic!("a GPU engine")
+    };
+    let whole = prefill(engine(), &problem, &tensors, &PrefillOptions::default()).expect("whole");
+    gpu.set_part_bytes(1 << 17);
+    let parts = prefill(engine(), &problem, &tensors, &PrefillOptions::default());
+    gpu.set_part_bytes(256 << 20);
+    let parts = parts.expect("parts");
+    assert_eq!(whole, parts, "the same chunks in parts give the same bits");
+    assert!(error(&parts, &expected) <= LIMIT);
+}
+
+#[test]
+#[ignore = "needs matrix units"]
+fn the_same_bits_every_run() {
+    let problem = Problem::new(Rule::Eda, [1, 70, 1, 2, 32, 24]);
+    let tensors = generate::tensors(&problem, &Recipe::default());
+    let first = prefill(engine(), &problem, &tensors, &half()).expect("a run");
+    for _ in 0..20 {
+        let again = prefill(engine(), &problem, &tensors, &half()).expect("a run");
+        assert_eq!(first, again);
+    }
+}
+
+/// float32 inputs are never computed with less than float32 unless that is asked for.
+#[test]
+#[ignore = "needs matrix units"]
+fn precision_is_not_lowered_unasked() -> Result<()> {
+    let engine = wait(Engine::open(&options(None)))?;
+    let problem = Problem::new(Rule::Eda, [1, 70, 1, 2, 32, 24]);
+    let tensors = generate::tensors(&problem, &Recipe::default());
+    let run = |options: &PrefillOptions| {
+        wait(engine.prefill(&problem, &tensors.slices(), options, &|_, _| {}))
+    };
+    let full = run(&PrefillOptions::default())?;
+    assert_eq!(full.tier, Some(Tier::Portable));
+    let expected = exact(&problem, &tensors);
+    assert!(
+        error(&full.outputs, &expected) <= 1e-5,
+        "{}",
+        label(&engine)
+    );
+    assert_eq!(run(&half())?.tier, Some(Tier::Matrix));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs matrix units"]
+fn what_does_not_fit_is_refused_or_left_to_the_other_tier() -> Result<()> {
+    // More than 64 sub-steps in the smallest chunk.
+    let problem = Problem::new(Rule::DeltaProduct { factors: 5 }, [1, 40, 1, 1, 16, 16]);
+    let tensors = generate::tensors(&problem, &Recipe::default());
+    let refused = prefill(engine(), &problem, &tensors, &PrefillOptions::default());
+    assert!(
+        matches!(refused, Err(Error::Unsupported { .. })),
+        "{refused:?}"
+    );
+    let engine = wait(Engine::open(&options(None)))?;
+    let run = wait(engine.prefill(&problem, &tensors.slices(), &half(), &|_, _| {}))?;
+    assert_eq!(run.tier, Some(Tier::Portable));
+    Ok(())
+}
