@@ -217,7 +217,7 @@ impl Engine {
     /// Opens an engine.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`] where no adapter fits (never for [`Backend::Auto`] without an adapter name:
+    /// [`Error::NoAdapter`] where no adapter fits (never for [`Backend::Auto`] without an adapter name or tier:
     /// the CPU engine always exists), [`Error::Device`], [`Error::SelfTest`].
     pub async fn open(options: &EngineOptions) -> Result<Self> {
         if options.backend == Backend::Cpu {
@@ -237,7 +237,15 @@ impl Engine {
                 }
                 Ok(engine)
             }
-            None => Ok(Self::Cpu(CpuEngine::new())),
+            // A kernel family is a GPU's: whoever names one does not get the CPU engine for it.
+            None => match options.tier {
+                Some(tier) => Err(Error::NoAdapter(format!(
+                    "tier {} was asked for, and there is no GPU (software drivers run only when their backend or name \
+                     is given)",
+                    tier.name()
+                ))),
+                None => Ok(Self::Cpu(CpuEngine::new())),
+            },
         }
     }
 

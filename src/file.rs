@@ -499,11 +499,11 @@ impl Header {
         };
         let [batch, tokens, heads, key_dim] = self.dimensions("q", "[B, T, H, K]")?;
         let [_, value_rows, value_heads, value_dim] = self.dimensions("v", "[B, T, HV, V]")?;
-        let factors = self.metadata(path, "householders", "a whole number", |s| {
+        let given = self.metadata(path, "householders", "a whole number", |s| {
             s.trim().parse::<usize>().ok()
         })?;
         // Without the key, DeltaProduct's factors are the rows of v for each row of q.
-        let factors = factors.unwrap_or(match value_rows.checked_div(tokens) {
+        let factors = given.unwrap_or(match value_rows.checked_div(tokens) {
             Some(n) if n * tokens == value_rows => n,
             _ => 1,
         });
@@ -515,6 +515,14 @@ impl Header {
             ));
         };
         let rule = Rule::from_name(&printable(name), factors)?;
+        if let (Some(n), false) = (given, matches!(rule, Rule::DeltaProduct { .. }))
+            && n != 1
+        {
+            return Err(file_error(
+                path,
+                format!("metadata `householders`: expected none or 1 for rule {rule}, found {n}"),
+            ));
+        }
 
         let mut problem = Problem::new(
             rule,

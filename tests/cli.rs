@@ -324,6 +324,11 @@ fn bad_input_exits_2_and_names_file_tensor_expected_and_found() {
             &["householders", "17", "1 to 16"],
         ),
         (
+            "householders of another rule",
+            good().meta("householders", "2").bytes(),
+            &["householders", "none or 1", "found 2"],
+        ),
+        (
             "lower bound",
             layer().meta("lower_bound", "5").bytes(),
             &["lower_bound", "below 0", "5"],
@@ -642,6 +647,20 @@ fn cpu_engine_is_right_in_every_mode() {
             let [o, state] = errors(&json(&eda(&args)));
             assert!(o <= 1e-5 && state <= 1e-5, "{args:?}: {o}, {state}");
         }
+    }
+}
+
+/// Whoever names a kernel family gets it, or an error: never the CPU engine.
+#[test]
+fn a_tier_is_run_or_refused() {
+    let file = golden("eda_basic");
+    let output = eda(&["run", &file, "--tier", "portable", "--json"]);
+    if output.status.success() {
+        assert_eq!(json(&output)["tier"], "portable");
+    } else {
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains("tier portable"), "{message}");
     }
 }
 
