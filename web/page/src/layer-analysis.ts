@@ -20,8 +20,10 @@ export interface Layer {
   cosine: Float32Array;
   /** The tokens at which the erase step was tried. */
   probed: number[];
-  /** For each direction `[probed, HV]`, relative change of the read-out. */
+  /** For each direction `[probed, HV]`, relative change of the read-out of the token's query. */
   change: Float32Array[];
+  /** For each direction `[probed, HV]`, size of what the erase step takes out: γ ‖Ŝᵀu‖. */
+  removed: Float32Array[];
   /** Relative l2 error of the outputs against the float64 ones of the file. */
   error: number;
   computeMs: number;
@@ -101,7 +103,10 @@ export async function layer(eda: Eda, url: string, follow: Follow): Promise<Laye
   const gaussian = gaussians(1);
   const probed: number[] = [];
   const change: number[][] = directions.map(() => []);
-  const rows = directions.length + 1;
+  const removed: number[][] = directions.map(() => []);
+  // No erase; the erase along each direction; no erase, read at each direction.
+  const tries = directions.length;
+  const rows = 1 + 2 * tries;
   const pool = await eda.pool(problem, rows + 1);
   const { A_log, dt_bias } = raw;
   try {
@@ -112,33 +117,33 @@ export async function layer(eda: Eda, url: string, follow: Follow): Promise<Laye
       const random = filled(H * K, 0).map(() => gaussian());
       // Half of the text away: another token's direction, of the same head.
       const shuffled = at("e", (t + T / 2) % T);
-      const tried = [at("e", t), at("e", t), random, shuffled, at("k", t)];
+      const tried = [at("e", t), random, shuffled, at("k", t)];
       const join = (each: (row: number) => Float32Array) => {
         const parts = Array.from({ length: rows }, (_, row) => each(row));
         const out = new Float32Array(parts[0]!.length * rows);
         parts.forEach((part, row) => out.set(part, row * part.length));
         return out;
       };
-      // No write; and in the first row no erase either.
       const probe: Tensors = {
-        q: join(() => at("q", t)),
+        q: join((row) => (row > tries ? tried[row - 1 - tries]! : at("q", t))),
         k: join(() => at("k", t)),
         v: join(() => at("v", t)),
         a: join(() => at("a", t)),
-        e: join((row) => tried[row]!),
+        e: join((row) => tried[(row + tries - 1) % tries]!),
         beta_logit: filled(rows * HV, CLOSED),
-        gamma_logit: join((row) => (row === 0 ? filled(HV, CLOSED) : at("gamma_logit", t))),
+        gamma_logit: join((row) => (row === 0 || row > tries ? filled(HV, CLOSED) : at("gamma_logit", t))),
         A_log,
         dt_bias,
       };
       const slots = Array.from({ length: rows }, (_, row) => 1 + row);
-      const read = (await eda.decode(pool, { ...problem, B: rows, T: 1 }, probe, slots)).o;
+      const read = (await eda.decode(pool, { ...problem, B: rows, T: 1, scale: 1 }, probe, slots)).o;
       probed.push(t);
       for (let head = 0; head < HV; head++) {
         const of = (row: number) => read.subarray((row * HV + head) * V, (row * HV + head + 1) * V);
         const before = of(0);
         directions.forEach((_, i) => {
           change[i]!.push(norm(of(i + 1).map((x, j) => x - before[j]!)) / Math.max(norm(before), 1e-12));
+          removed[i]!.push(gamma[t * HV + head]! * norm(of(1 + tries + i)));
         });
       }
       follow.signal.throwIfAborted();
@@ -159,6 +164,7 @@ export async function layer(eda: Eda, url: string, follow: Follow): Promise<Laye
     cosine,
     probed,
     change: change.map((x) => Float32Array.from(x)),
+    removed: removed.map((x) => Float32Array.from(x)),
     error,
     computeMs,
   };

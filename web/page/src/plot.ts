@@ -108,7 +108,8 @@ export class Plot {
           {
             ...axis,
             label: x.label,
-            labelSize: 18,
+            labelSize: 16,
+            size: 30,
             ...(x.increments && { incrs: x.increments }),
             ...(x.ticks && { splits: () => x.ticks! }),
             ...(x.values && { values: (_: uPlot, splits: number[]) => splits.map(x.values!) }),
