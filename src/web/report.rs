@@ -3,14 +3,21 @@
 use super::error::Result;
 use super::input::{self, Control, get};
 use super::turn;
-use crate::bench::report::{Adapter, FORMAT, Key, Op, Report, Skipped};
+use crate::bench::report::{
+    Adapter, Case, Ceilings, FORMAT, Key, Op, Report, Samples, Skipped, Timing,
+};
 use crate::bench::run::{self, Plan, Spec};
-use crate::bench::{ceilings, report::Case};
-use crate::engine::{Element, Engine};
+use crate::bench::{ceilings, random_values};
+use crate::cpu::{self, CpuEngine};
+use crate::engine::{DecodeOptions, Element, Engine, PrefillOptions};
 use crate::error::Error;
+use crate::problem::{Operand, Tensors};
 use crate::rule::Rule;
+use crate::slots::Row;
 use js_sys::{Array, Date};
+use std::time::Duration;
 use wasm_bindgen::JsValue;
+use web_time::Instant;
 
 /// What is measured.
 pub(super) struct What {
@@ -143,7 +150,11 @@ pub(super) async fn measure(engine: &Engine, what: &What, control: &Control) -> 
         control.tell(i + 1, total, &name);
         turn().await?;
         control.check()?;
-        match run::case(engine, spec, &plan, &ceilings).await {
+        let case = match engine {
+            Engine::Cpu(engine) => on_cpu(engine, spec, &plan, &ceilings),
+            Engine::Gpu(_) => run::case(engine, spec, &plan, &ceilings).await,
+        };
+        match case {
             Ok(case) => cases.push(case),
             Err(e @ (Error::Unsupported { .. } | Error::OutOfMemory { .. })) => {
                 skipped.push(Skipped {
@@ -179,6 +190,80 @@ pub(super) async fn measure(engine: &Engine, what: &What, control: &Control) -> 
         pipelines: None,
         cases,
         skipped,
+    })
+}
+
+/// A sample takes at least so long: browsers round their clock to a millisecond.
+const SAMPLE: Duration = Duration::from_millis(50);
+
+/// As natively, but that a sample is the mean of as many calls as the clock can tell.
+fn on_cpu(
+    engine: &CpuEngine,
+    spec: &Spec,
+    plan: &Plan,
+    ceilings: &Ceilings,
+) -> std::result::Result<Case, Error> {
+    let problem = spec.problem();
+    problem.validate()?;
+    let used = |&o: &Operand| problem.uses(o) && o != Operand::InitialState;
+    let lengths = Operand::ALL
+        .into_iter()
+        .filter(used)
+        .map(|o| problem.len(o));
+    input::room("the inputs", lengths.sum::<usize>().saturating_mul(4))?;
+    let mut tensors = Tensors::new();
+    for operand in Operand::ALL.into_iter().filter(used) {
+        let values = random_values(&problem, operand, problem.len(operand), 7);
+        tensors.set(operand, values);
+    }
+    let tensors = tensors.slices();
+    let rows: Vec<Row> = (0..problem.batch as i32).map(Row::continues).collect();
+    let mut pool = engine.pool(&problem, problem.batch)?;
+    let mut call = || -> std::result::Result<(), Error> {
+        match spec.op {
+            Op::Prefill => {
+                let options = PrefillOptions {
+                    element: spec.element,
+                    ..PrefillOptions::default()
+                };
+                engine.prefill(&problem, &tensors, &options, &|_, _| {})?;
+            }
+            Op::Decode => {
+                let options = DecodeOptions {
+                    element: spec.element,
+                    ..DecodeOptions::default()
+                };
+                engine.decode(&problem, &tensors, &mut pool, &rows, &options)?;
+            }
+        }
+        Ok(())
+    };
+    // How many calls a sample needs; and a warm-up.
+    let begun = Instant::now();
+    let mut repetitions = 0;
+    while begun.elapsed() < SAMPLE.max(plan.effort.warm_up) {
+        call()?;
+        repetitions += 1;
+    }
+    let share = SAMPLE.as_secs_f64() / begun.elapsed().as_secs_f64();
+    let repetitions = (f64::from(repetitions) * share).ceil() as usize;
+    let mut samples_ms = Vec::with_capacity(plan.effort.samples);
+    for _ in 0..plan.effort.samples {
+        let begun = Instant::now();
+        for _ in 0..repetitions {
+            call()?;
+        }
+        samples_ms.push(begun.elapsed().as_secs_f64() * 1e3 / repetitions as f64);
+    }
+    let times = Samples {
+        timing: Timing::Wall,
+        repetitions,
+        samples_ms,
+    };
+    Ok(Case {
+        chunk: (spec.op == Op::Prefill).then_some(cpu::DEFAULT_CHUNK),
+        warm_up_ms: plan.effort.warm_up.as_secs_f64() * 1e3,
+        ..Case::new(spec.op, &problem, spec.element, times, ceilings)
     })
 }
 

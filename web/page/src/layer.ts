@@ -16,7 +16,7 @@ let control: AbortController | undefined;
 
 const layerChoice = h(
   "select",
-  { id: "layer", onchange: () => void load() },
+  { id: "layer-choice", onchange: () => void load() },
   Array.from({ length: LAYERS }, (_, i) => h("option", { value: String(i) }, `Layer ${i}`)),
 );
 const headChoice = h("select", { id: "head", disabled: true, onchange: () => show() }, h("option", { value: "" }, "All heads"));
@@ -82,7 +82,7 @@ export function layerView(): void {
     h(
       "p",
       { class: "options" },
-      h("span", {}, h("label", { for: "layer" }, "Input "), layerChoice),
+      h("span", {}, h("label", { for: "layer-choice" }, "Input "), layerChoice),
       h("span", {}, h("label", { for: "head" }, "Heads "), headChoice),
     ),
     bar,

@@ -34,8 +34,8 @@ const remedies = h(
   "ul",
   {},
   h("li", {}, "Open the page over https or from localhost: browsers offer WebGPU nowhere else."),
-  h("li", {}, "Take a current Chrome or Edge (version 113 on, on Linux 144 on), Safari 26 or Firefox 141 on."),
-  h("li", {}, "On Linux or an older GPU the browser may have it switched off: see chrome://gpu, or dom.webgpu.enabled in about:config."),
+  h("li", {}, "Take a current version of Chrome, Edge, Safari or Firefox."),
+  h("li", {}, "It may be switched off, on Linux above all, or for an older GPU: see chrome://gpu, or dom.webgpu.enabled in about:config."),
 );
 
 onState((state) => {
@@ -51,8 +51,9 @@ onState((state) => {
     return;
   }
   const { info, webgpu } = state;
-  const name = info.adapter || "an adapter that the browser does not name";
-  status.textContent = info.backend === "cpu" ? `CPU engine in WebAssembly, one thread` : `${name}, WebGPU`;
+  // Firefox does not name it.
+  const name = info.adapter.replace(/^WebGPU /, "");
+  status.textContent = info.backend === "cpu" ? `CPU engine in WebAssembly, one thread` : `WebGPU: ${name}`;
   if (!info.reason) return;
   notice.hidden = false;
   if (webgpu && info.reason.includes("software")) {
@@ -62,7 +63,7 @@ onState((state) => {
     return;
   }
   notice.replaceChildren(
-    h("p", {}, h("strong", {}, "No WebGPU here. "), `${info.reason}. The page works on the CPU engine instead, more slowly. To use a GPU:`),
+    h("p", {}, h("strong", {}, "No WebGPU here"), `: ${info.reason}. The page works on the CPU engine instead, more slowly. To use a GPU:`),
     remedies,
   );
 });

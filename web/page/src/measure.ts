@@ -11,7 +11,7 @@ interface Entry {
   shown: boolean;
 }
 
-const colors = ["--eda", "--kda", "--third", "--fourth"];
+const colors = ["--eda", "--kda", "--third", "--fourth", "--fifth", "--sixth"];
 const entries: Entry[] = [];
 let mine: Report | undefined;
 let control: AbortController | undefined;
@@ -144,7 +144,7 @@ async function start(): Promise<void> {
     mine = report;
     const at = entries.findIndex((entry) => entry.mine);
     if (at >= 0) entries.splice(at, 1);
-    entries.unshift({ name: `This browser, ${report.adapter.backend === "cpu" ? "CPU engine" : report.adapter.name || "WebGPU"}`, report, mine: true, shown: true });
+    entries.unshift({ name: `This browser, ${report.adapter.backend === "cpu" ? "CPU engine" : report.adapter.name}`, report, mine: true, shown: true });
     save.disabled = false;
     const { copy, product } = report.ceilings;
     status.textContent = `Done. At most: copy ${short(copy.gb_per_s)} GB/s, float32 product ${short(product.gflop_per_s)} GFLOP/s.${report.skipped.length ? ` Not run: ${report.skipped.map((s) => `${s.case} (${s.reason})`).join("; ")}.` : ""}`;
@@ -184,6 +184,13 @@ async function add(files: File[]): Promise<void> {
   // The same file may be chosen again.
   upload.value = "";
   show();
+}
+
+/** From the samples, which the reader has checked; the other numbers of a file follow from them. */
+function median(c: ReportCase): number {
+  const sorted = [...c.times.samples_ms].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }
 
 const key = (c: ReportCase) => `${c.op} ${c.rule}${c.factors > 1 ? ` n=${c.factors}` : ""} ${c.shape.join(",")} ${c.dtype}`;
@@ -230,7 +237,11 @@ function draw(): void {
     },
     lines: shown.map((entry, i) => ({ label: entry.name, color: colors[i % colors.length]!, scatter: true })),
   });
-  const times = (table: Map<string, ReportCase>) => keys.map((k) => table.get(k)?.median_ms ?? null);
+  const times = (table: Map<string, ReportCase>) =>
+    keys.map((k) => {
+      const found = table.get(k);
+      return found ? median(found) : null;
+    });
   results.replaceChildren(
     plot.element,
     h(
@@ -253,8 +264,8 @@ function draw(): void {
                 const found = tables[i]!.get(k);
                 const base = own?.report.cases.find((c) => key(c) === k);
                 if (!found) return h("td", { class: "number" }, "–");
-                const ratio = base && entry !== own ? ` (× ${short(found.median_ms / base.median_ms)})` : "";
-                return h("td", { class: "number", title: `${short(found.tokens_per_s)} tokens/s, ${short(found.gflop_per_s)} GFLOP/s, ${short(found.gb_per_s)} GB/s` }, `${short(found.median_ms)} ms${ratio}`);
+                const ratio = base && entry !== own ? ` (× ${short(median(found) / median(base))})` : "";
+                return h("td", { class: "number", title: `${short(found.tokens_per_s)} tokens/s, ${short(found.gflop_per_s)} GFLOP/s, ${short(found.gb_per_s)} GB/s` }, `${short(median(found))} ms${ratio}`);
               }),
             ),
           ),

@@ -119,8 +119,8 @@ export class Plot {
             label: y.label,
             labelSize: 18,
             size: 46,
-            values: (_: uPlot, splits: (number | null)[]) =>
-              splits.map((s) => (s === null || (y.log && !Number.isInteger(Math.round(Math.log10(s) * 1e6) / 1e6)) ? "" : short(s))),
+            ...(y.log && { splits: (_: uPlot, __: number, low: number, high: number) => decades(low, high) }),
+            values: (_: uPlot, splits: number[]) => splits.map(short),
           },
         ],
         series: [
@@ -162,6 +162,13 @@ export class Plot {
       if (Math.abs(this.plot.width - width) > 1) this.plot.setSize({ width, height: this.plot.height });
     } else this.draw();
   }
+}
+
+/** Powers of ten. */
+function decades(low: number, high: number): number[] {
+  const first = Math.ceil(Math.log10(low) - 1e-9);
+  const last = Math.floor(Math.log10(high) + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => 10 ** (first + i));
 }
 
 function swatch(line: Line): HTMLElement {

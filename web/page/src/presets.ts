@@ -87,7 +87,7 @@ export const presets: Preset[] = [
     K: 8,
     V: 8,
     initial: empty,
-    stale: { label: "the capital", address: axis(1, 2, 0.7), value: values[3]! },
+    stale: { label: "the first wording", address: axis(1), value: values[3]! },
     tokens: [
       write("the capital is Sydney", axis(1), values[3]!),
       write("Sydney, the seat", axis(2), values[3]!),
@@ -100,7 +100,7 @@ export const presets: Preset[] = [
   {
     name: "Context shift",
     story:
-      "Four facts of one topic share a direction of their addresses. When the topic changes, the tokens of the new one write elsewhere, and each erases some of one old fact. Decay alone is slow (α = 0.98), as it has to be for the new facts to last.",
+      "Three facts of one topic share a direction of their addresses. When the topic changes, the tokens of the new one write elsewhere, and each erases some of one old fact. Decay alone is slow (α = 0.98), as it has to be for the new facts to last.",
     K: 8,
     V: 8,
     initial: empty,
