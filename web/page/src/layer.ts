@@ -135,7 +135,7 @@ function definitions(): HTMLElement {
         "At every eighth token, with the state Ŝ after the decay and the token’s own query q: ‖γ (q·u) Ŝᵀu‖ / ‖Ŝᵀq‖, the change of the read-out Ŝᵀq by an erase step along u, before anything is written. Removed is γ ‖Ŝᵀu‖, the size of what the step takes out of the memory. u is the layer’s own e; a random direction; e of the token half of the text away (same head); or the write address k.",
       ),
       term("How", "α is what a memory of ones keeps under closed gates; β, γ and cos(e, k) are what an empty memory reads after one write; read-outs are single decode steps on copies of the state."),
-      term("The paper", "These follow its update analysis and memory probes (Eqs. 23-24, Fig. 2) in what they compare; the formulas above are the ones that are computed here."),
+      term("The paper", "It makes the same comparisons in its update analysis and memory probes (Eqs. 23-24, Fig. 2). The formulas above are those of this page, and may differ from the paper’s in detail; so may a layer of a model this small from the paper’s."),
     ),
   );
 }
