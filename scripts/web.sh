@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The npm package in web/ and its tests.
+# The npm package in web/, the demo page made of it, and their tests.
 #
 #   scripts/web.sh build       web/dist: the WebAssembly module, its JavaScript and types, the shaders
-#   scripts/web.sh test        the tests, in headless Chromium and Firefox (after a build)
-#   scripts/web.sh             both
+#   scripts/web.sh site        web/page/dist: the demo page, static files (after a build)
+#   scripts/web.sh page        the demo page's tests, in headless Chromium and Firefox (after a build)
+#   scripts/web.sh test        all tests, in the same browsers (after a build)
+#   scripts/web.sh             a build and all tests
 #
 # What is missing is installed: the target by `rustup target add`, wasm-bindgen by `cargo install`, the rest by npm; on
 # Debian and Ubuntu node and the browsers by apt-get. EDA_WEB_TOOLCHAIN=debian takes Debian's own compiler
@@ -138,15 +140,41 @@ build() {
     }
 }
 
+site() {
+    packages
+    step "the demo page"
+    [ -f web/dist/index.js ] || {
+        echo "There is no build: run scripts/web.sh build first." >&2
+        exit 1
+    }
+    (cd web && npm run --silent types && npm run --silent site -- --logLevel warn)
+    echo "web/page/dist: $(du -sh web/page/dist | cut -f1), of which inputs and results are loaded where they are looked at"
+}
+
+# Where the command line is built too, times are compared with its own.
+page_tests() {
+    site
+    for browser in ${EDA_WEB_BROWSERS:-chromium firefox}; do
+        step "the demo page in $browser"
+        EDA_NATIVE=${EDA_NATIVE:-$target/release/eda} node web/tests/page.mjs "$browser"
+    done
+}
+
 case ${1:-all} in
 build) build ;;
-test) . scripts/web-test.sh ;;
+site) site ;;
+page) page_tests ;;
+test)
+    . scripts/web-test.sh
+    page_tests
+    ;;
 all)
     build
     . scripts/web-test.sh
+    page_tests
     ;;
 *)
-    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

@@ -7,6 +7,7 @@ mod bench;
 mod device;
 mod error;
 mod input;
+mod report;
 
 use crate::engine::{
     Backend, DecodeOptions, Description, Element, Engine, Pool, PrefillOptions, Run, Tier,
@@ -636,6 +637,30 @@ impl Eda {
             set(&out, "engine", info);
             Ok(out.into())
         })
+    }
+
+    /// A whole benchmark run: the ceilings of this engine, then each case, as `eda bench --json` leaves it. The CPU
+    /// engine keeps its thread busy for each case.
+    #[wasm_bindgen(unchecked_return_type = "Promise<Report>")]
+    pub fn report(
+        &self,
+        #[wasm_bindgen(unchecked_optional_param_type = "ReportOptions")] options: Option<Object>,
+    ) -> Promise {
+        let engine = self.shared.engine();
+        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
+        let control = Control::read(&options);
+        let what = report::What::read(&options);
+        self.shared.promise(async move {
+            let (engine, control, what) = (engine?, control?, what?);
+            json(&report::measure(&engine, &what, &control).await?)
+        })
+    }
+
+    /// Reads a report from its JSON text and checks that its values can be those of a run.
+    #[wasm_bindgen(js_name = readReport, unchecked_return_type = "Report")]
+    pub fn read_report(text: &str) -> Result<JsValue, JsValue> {
+        let read = || json(&report::read(text)?);
+        Ok(read()?)
     }
 
     /// Version of this package.

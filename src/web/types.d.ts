@@ -226,6 +226,85 @@ export interface BenchResult {
   tokensPerSecond: number;
 }
 
+/** What a benchmark run measures. */
+export interface ReportOptions extends Control {
+  /** Small shapes and fewer samples: some seconds. */
+  quick?: boolean;
+  /** Both where absent. */
+  operations?: ("prefill" | "decode")[];
+  /** `["eda"]` where absent. */
+  rules?: Rule[];
+  /** `[B, T, H, HV, K, V]` each; a set that suits the engine where absent. */
+  shapes?: number[][];
+  /** As in `PrefillOptions`. */
+  dtype?: "f32" | "f16";
+}
+
+/** Samples of one measurement. */
+export interface ReportSamples {
+  /** The device's clock, or the host's. */
+  timing: "timestamps" | "wall";
+  repetitions: number;
+  samples_ms: number[];
+}
+
+/** One case of a report; its keys are in the README of the crate. */
+export interface ReportCase {
+  op: "prefill" | "decode";
+  rule: string;
+  factors: number;
+  /** `[B, T, H, HV, K, V]`. */
+  shape: [number, number, number, number, number, number];
+  dtype: "f32" | "f16";
+  chunk: number | null;
+  steps: number;
+  final_state_written: boolean;
+  warm_up_ms: number;
+  times: ReportSamples;
+  median_ms: number;
+  min_ms: number;
+  max_ms: number;
+  gflops: number;
+  gbytes: number;
+  tokens_per_s: number;
+  gflop_per_s: number;
+  gb_per_s: number;
+  share_of_product: number;
+  share_of_copy: number;
+  long_run: { steps: number; block: number; block_ms: number[]; first_ms: number; last_ms: number } | null;
+}
+
+/** What a benchmark run leaves, the JSON of `eda bench --json`. */
+export interface Report {
+  format: "eda-bench/1";
+  crate_version: string;
+  commit: string | null;
+  date: string;
+  /** `browser` in one. */
+  os: string;
+  arch: string;
+  quick: boolean;
+  adapter: {
+    name: string;
+    backend: string;
+    device_type: string;
+    vendor_id: number;
+    device_id: number;
+    driver: string;
+    /** In a browser, its user agent where the adapter says nothing. */
+    driver_info: string;
+  };
+  tier: string;
+  ceilings: {
+    copy: { bytes: number; times: ReportSamples; median_ms: number; gb_per_s: number };
+    product: { size: number; times: ReportSamples; median_ms: number; gflop_per_s: number };
+  };
+  /** Null in a browser, which builds pipelines when it likes. */
+  pipelines: { count: number; first_ms: number; second_ms: number | null } | null;
+  cases: ReportCase[];
+  skipped: { case: string; reason: string }[];
+}
+
 /** Why an engine is gone. */
 export interface LostInfo {
   /** `destroyed` after `destroy()` of the engine or of its device. */

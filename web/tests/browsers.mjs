@@ -14,8 +14,11 @@ function executable(name) {
   return path;
 }
 
-/** Opens a browser with one page; what the page logs and throws goes to `log`. */
-export async function launch(name, log = console.log) {
+/**
+ * Opens a browser with one page; what the page logs and throws goes to `log`. With `webgpu: false` it is one that has
+ * none.
+ */
+export async function launch(name, log = console.log, { webgpu = true } = {}) {
   let browser;
   let pid;
   let close = () => browser.close();
@@ -26,7 +29,7 @@ export async function launch(name, log = console.log) {
       args: [
         "--headless=new",
         "--no-sandbox",
-        "--enable-unsafe-webgpu",
+        webgpu ? "--enable-unsafe-webgpu" : "--disable-features=WebGPU,WebGPUService",
         "--disable-quic",
         "--no-first-run",
         "--disable-background-networking",
@@ -45,19 +48,23 @@ export async function launch(name, log = console.log) {
       headless: true,
       // Compiling shaders on the processor takes its time.
       protocolTimeout: 1_800_000,
-      extraPrefsFirefox: { "dom.webgpu.enabled": true, "gfx.webgpu.ignore-blocklist": true },
+      extraPrefsFirefox: { "dom.webgpu.enabled": webgpu, "gfx.webgpu.ignore-blocklist": true },
     });
     pid = browser.process().pid;
   }
   const page = await browser.newPage();
   const errors = [];
-  page.on("console", (message) => log(`[${name}] ${message.text()}`));
+  const consoleErrors = [];
+  page.on("console", (message) => {
+    if (message.type() === "error") consoleErrors.push(message.text());
+    log(`[${name}] ${message.text()}`);
+  });
   page.on("pageerror", (error) => {
     errors.push(String(error?.message ?? error));
     log(`[${name}] uncaught: ${error?.stack ?? error}`);
   });
   const version = String(await browser.version());
-  return { name, page, errors, version, close, resident: () => resident(pid) };
+  return { name, page, errors, consoleErrors, version, close, resident: () => resident(pid) };
 }
 
 /** Memory of a process and all that it has started, bytes. */
