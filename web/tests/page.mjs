@@ -208,6 +208,17 @@ for (const name of asked.length > 0 ? asked : names) {
     await page.mouse.up();
     const v = await p.text("#vector-v");
     assert(Math.abs(Number(v.replace(/[()]/g, "").replace("−", "-"))) < 1.5, `dragged to the middle, v is ${v}`);
+    // The erase address as an arrow, turned by 45°.
+    await page.evaluate(`document.querySelector(".plane").scrollIntoView({ block: "center" })`);
+    const plane = await (await page.$(".plane")).boundingBox();
+    const [x, y, r] = [plane.x + plane.width / 2, plane.y + plane.height / 2, plane.width / 2.7];
+    await page.mouse.move(x + r, y);
+    await page.mouse.down();
+    await page.mouse.move(x + r * 0.9, y - r * 0.4);
+    await page.mouse.move(x + r * 0.7, y - r * 0.7);
+    await page.mouse.up();
+    assert((await p.text("#vector-e")) === "(0.71, 0.71)", `turned by 45°, e is ${await p.text("#vector-e")}`);
+    await p.shot("see-turned");
     const lines = [];
     for (const preset of ["Reassign a variable", "Fact correction", "Context shift"]) {
       await p.press(preset);

@@ -316,6 +316,12 @@ function edit(): void {
     });
     return h("div", { class: "gate" }, h("label", { for: input.id }, `${symbol}, ${what}`), input, output);
   };
+  // What shows a vector is brought up to date when another control changes it.
+  const shows: (() => void)[] = [];
+  const changed = () => {
+    for (const show of shows) show();
+    compute();
+  };
   const vector = (name: Vector, what: string) => {
     const values = step[name];
     const range = name === "v" ? Math.max(...values.map(Math.abs), 1) * 1.5 : 1;
@@ -324,6 +330,7 @@ function edit(): void {
       shown.textContent = `(${(name === "v" ? values : unit(values)).map((x) => digits(x)).join(", ")})`;
     };
     tell();
+    shows.push(tell);
     return h(
       "fieldset",
       { class: `vector ${name}` },
@@ -342,9 +349,12 @@ function edit(): void {
             "aria-orientation": "vertical",
             oninput: () => {
               values[i] = Number(input.value);
-              tell();
-              compute();
+              changed();
             },
+          });
+          shows.push(() => {
+            // Not while it is being moved: it would be set to a step of its own.
+            if (Number(input.value) !== values[i]) input.value = String(values[i]);
           });
           return input;
         }),
@@ -362,6 +372,7 @@ function edit(): void {
       gate("beta", "β", "write gate"),
     ),
     h("div", { class: "vectors" }, vector("e", "erase address"), vector("k", "write address"), vector("v", "value")),
+    preset.K === 2 ? plane(step, shows, changed) : "",
     h(
       "p",
       { class: "hint" },
@@ -369,4 +380,70 @@ function edit(): void {
       h("button", { type: "button", onclick: () => choose(preset) }, "Reset"),
     ),
   );
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function svg<K extends keyof SVGElementTagNameMap>(tag: K, attributes: Record<string, string>): SVGElementTagNameMap[K] {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+/** Two addresses of two components as arrows in their plane, to be turned by a pointer or by the arrow keys. */
+function plane(step: Step, shows: (() => void)[], changed: () => void): HTMLElement {
+  const drawing = svg("svg", { viewBox: "-1.35 -1.35 2.7 2.7", class: "plane" });
+  drawing.append(
+    svg("circle", { r: "1", class: "round" }),
+    svg("path", { d: "M -1.25 0 H 1.25 M 0 1.25 V -1.25", class: "axes" }),
+  );
+  const arrow = (name: "e" | "k", what: string) => {
+    const group = svg("g", { class: `arrow ${name}`, tabindex: "0", role: "slider", "aria-label": `${name}, ${what}, direction`, "aria-valuemin": "-180", "aria-valuemax": "180" });
+    const line = svg("path", { class: "shaft" });
+    const tip = svg("circle", { r: "0.11", class: "tip" });
+    const letter = svg("text", { "aria-hidden": "true" });
+    letter.textContent = name;
+    group.append(line, tip, letter);
+    const degrees = () => Math.round((Math.atan2(step[name][1]!, step[name][0]!) * 180) / Math.PI);
+    const turn = (to: number) => {
+      const angle = (to * Math.PI) / 180;
+      step[name][0] = Math.cos(angle);
+      step[name][1] = Math.sin(angle);
+      changed();
+    };
+    const show = () => {
+      const [x, y] = unit(step[name]) as [number, number];
+      line.setAttribute("d", `M 0 0 L ${x} ${-y}`);
+      tip.setAttribute("cx", String(x));
+      tip.setAttribute("cy", String(-y));
+      letter.setAttribute("x", String(1.2 * x));
+      letter.setAttribute("y", String(-1.2 * y));
+      group.setAttribute("aria-valuenow", String(degrees()));
+      group.setAttribute("aria-valuetext", `${degrees()} degrees`);
+    };
+    show();
+    shows.push(show);
+    group.addEventListener("keydown", (event) => {
+      const by = { ArrowLeft: 5, ArrowUp: 5, ArrowRight: -5, ArrowDown: -5 }[event.key];
+      if (by === undefined) return;
+      event.preventDefault();
+      turn(degrees() + by);
+    });
+    group.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      group.focus();
+      group.setPointerCapture(event.pointerId);
+    });
+    group.addEventListener("pointermove", (event) => {
+      if (!group.hasPointerCapture(event.pointerId)) return;
+      const box = drawing.getBoundingClientRect();
+      const x = event.clientX - box.left - box.width / 2;
+      const y = box.top + box.height / 2 - event.clientY;
+      // By whole steps of five degrees, so that right angles are easily met.
+      if (Math.hypot(x, y) > 4) turn(Math.round((Math.atan2(y, x) * 180) / Math.PI / 5) * 5);
+    });
+    return group;
+  };
+  drawing.append(arrow("k", "write address"), arrow("e", "erase address"));
+  return h("figure", {}, h("figcaption", {}, "Both addresses: turn them"), drawing);
 }

@@ -1,5 +1,5 @@
 // Compiled, not run: the types hold for ordinary use.
-import { Eda, type EdaError, init, type Problem, type StatePool, type Tensors, type Verdict } from "eda-wgpu";
+import { Eda, type EdaError, init, type Problem, type Report, type StatePool, type Tensors, type Verdict } from "eda-wgpu";
 
 export async function use(tensors: Tensors): Promise<Float32Array> {
   await init(new URL("https://example.org/eda_wgpu_bg.wasm"));
@@ -19,6 +19,8 @@ export async function use(tensors: Tensors): Promise<Float32Array> {
   }
   const verdicts: Verdict[] = await eda.check();
   console.log(verdicts.map((v) => v.outcome === "passed"), eda.info.limits.maxBufferSize, Eda.version);
+  const report: Report = await eda.report({ quick: true, shapes: [[1, 64, 1, 1, 16, 16]], rules: ["eda"] });
+  console.log(Eda.readReport(JSON.stringify(report)).cases[0]?.median_ms);
   void eda.lost.then(({ reason }) => reason === "destroyed");
   eda.destroy();
   // @ts-expect-error: no such rule
