@@ -158,6 +158,7 @@ for (const name of asked.length > 0 ? asked : names) {
       seen.push(`(${found.join(", ")})`);
       if (phase.startsWith("erase")) await p.shot("see-desktop");
     }
+    await accessible(page, "the worked example");
     return seen.slice(1).join(" → ");
   });
 
