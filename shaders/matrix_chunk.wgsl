@@ -6,6 +6,9 @@
 //   masked    [C, R]            A where the token sees the sub-step; the rest is not written
 //   decay     [KP]              the whole chunk's decay, exp G_C
 //   unit      [1]               a power of two at which U cannot overflow float16
+//   powers    [3]               powers of two by which reads, writes and queries are divided, so that float16 holds
+//                               vectors of any size: B, W and T as it meets Z are over the first, writes over the
+//                               second, Q, A and what comes of them over the third
 //
 // and in float16 (`halves`), cut into tiles of EDGE x EDGE, each contiguous and row-major:
 //
@@ -26,6 +29,7 @@ override TRIANGLE: u32 = 0u;
 override MASKED: u32 = R * R;
 override WHOLE_DECAY: u32 = (R + CHUNK) * R;
 override UNIT: u32 = WHOLE_DECAY + KP;
+override POWERS: u32 = UNIT + 1u;
 override FLOATS: u32 = UNIT + 4u;
 
 override KEY_TILES: u32 = KP / EDGE;

@@ -2,7 +2,7 @@
 // sees the ones before it,
 //
 //   L[r,s] = sum_d b_r[d] a_s[d] D[t(r), t(s)][d]           s < r
-//   A[t,r] = scale sum_d q_t[d] a_r[d] D[t, t(r)][d]        t(r) <= t
+//   A[t,r] = sum_d q_t[d] a_r[d] D[t, t(r)][d]              t(r) <= t
 //
 // with D[t,s] the product of alpha over s+1 .. t. Tokens t > s part at the highest bit in which they differ: at
 // that level t has a 1 and s a 0, and D is split at t's block there, D = (product over the block up to t)
@@ -41,6 +41,22 @@ var<workgroup> products: array<f32, PRODUCTS_SIZE>;
 var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;  // decay over each run
 var<workgroup> gate: array<f32, GATE_COUNT>;           // [token][sub-step]
 var<workgroup> norms: array<f32, NORM_COUNT>;
+// Bits of the largest read, write (without its gate) and query of the chunk; four words, to keep what follows aligned.
+var<workgroup> largest: array<atomic<u32>, 4>;
+
+fn largest_of(x: vec4<f32>) -> f32 {
+  let y = max(abs(x.xy), abs(x.zw));
+  return max(y.x, y.y);
+}
+
+// The exponent of the largest element, within bounds that keep its inverse in float16's reach.
+fn exponent_of(number: u32, least: i32) -> i32 {
+  return clamp(i32(atomicLoad(&largest[number]) >> 23u) - 127, least, 60);
+}
+
+fn power(exponent: i32) -> f32 {
+  return bitcast<f32>(u32(exponent + 127) << 23u);
+}
 
 fn inverse_norm(number: u32, t: u32) -> f32 {
   return norms[number * CHUNK + t];
@@ -69,6 +85,7 @@ fn main(
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) lid: u32,
   @builtin(subgroup_id) subgroup: u32,
+  @builtin(subgroup_invocation_id) lane: u32,
 ) {
   let item = group.y * groups.x + group.x;
   if (item >= params.chunk_count * params.head_count) {
@@ -82,6 +99,10 @@ fn main(
   let floats_at = floats_base(chunk, head);
   let halves_at = halves_base(chunk, head);
 
+  if (lid < 4u) {
+    atomicStore(&largest[lid], 0u);
+  }
+  workgroupBarrier();
   if (NORMALIZE) {
     compute_norms(first, count, h, lid);
   }
@@ -99,10 +120,11 @@ fn main(
   let d = quad * 4u;
   let working = run < RUNS;
   var alpha: array<vec4<f32>, 4>;
-  var query: array<vec4<f16>, 4>;
-  var read: array<vec4<f16>, 16>;   // [N][RUN]
-  var write: array<vec4<f16>, 16>;  // [N][RUN], without gates
+  var query_full: array<vec4<f32>, 4>;
+  var read_full: array<vec4<f32>, 16>;   // [N][RUN]
+  var write_full: array<vec4<f32>, 16>;  // [N][RUN], without gates
   var total = vec4<f32>(1.0);
+  var peak = vec3<f32>();
   for (var t = 0u; t < RUN; t++) {  // unrolled
     let in_chunk = run * RUN + t;
     let live = working && in_chunk < count;
@@ -115,11 +137,12 @@ fn main(
       let channel = min(d + c, K - 1u);
       let there = live && d + c < K;
       a[c] = select(1.0, alpha_at(token, h, channel), there);
-      x[c] = select(0.0, params.scale * query_at(token, at, h, channel), there);
+      x[c] = select(0.0, query_at(token, at, h, channel), there);
     }
     alpha[t] = a;
     total *= a;
-    query[t] = vec4<f16>(x);
+    query_full[t] = x;
+    peak.z = max(peak.z, largest_of(x));
     for (var i = 0u; i < N; i++) {  // unrolled
       var b = vec4<f32>();
       var w = vec4<f32>();
@@ -129,14 +152,47 @@ fn main(
         b[c] = select(0.0, read_at(token, at, i, h, channel), there);
         w[c] = select(0.0, write_at(token, at, i, h, channel), there);
       }
-      read[i * RUN + t] = vec4<f16>(b);
-      write[i * RUN + t] = vec4<f16>(w);
+      read_full[i * RUN + t] = b;
+      write_full[i * RUN + t] = w;
+      peak.x = max(peak.x, largest_of(b));
+      peak.y = max(peak.y, largest_of(w));
     }
   }
   if (working) {
     totals[lid] = total;
   }
+  for (var i = 0u; i < 3u; i++) {
+    let most = subgroupMax(peak[i]);
+    if (lane == 0u) {
+      atomicMax(&largest[i], bitcast<u32>(most));
+    }
+  }
   workgroupBarrier();
+
+  // T is divided by the reads' power as well, so that one stays near 1: reads of up to 2^11 and down to 2^-8 keep
+  // float16's precision without. A grows with the writes.
+  let most = exponent_of(0u, -8);
+  let reads_exponent = select(min(most, 0), most - 10, most > 10);
+  let writes_exponent = exponent_of(1u, -24);
+  let query_exponent = exponent_of(2u, -24) + max(writes_exponent, 0);
+  if (lid == 0u) {
+    floats[floats_at + POWERS] = power(reads_exponent);
+    floats[floats_at + POWERS + 1u] = power(writes_exponent);
+    floats[floats_at + POWERS + 2u] = power(query_exponent);
+  }
+  var query: array<vec4<f16>, 4>;
+  var read: array<vec4<f16>, 16>;
+  var write: array<vec4<f16>, 16>;
+  for (var t = 0u; t < RUN; t++) {  // unrolled
+    query[t] = vec4<f16>(query_full[t] * power(-query_exponent));
+    for (var i = 0u; i < N; i++) {  // unrolled
+      read[i * RUN + t] = vec4<f16>(read_full[i * RUN + t] * power(-reads_exponent));
+      write[i * RUN + t] = vec4<f16>(write_full[i * RUN + t] * power(-writes_exponent));
+    }
+  }
+  // What L and A were divided by on top of what stays.
+  let triangle_power = power(reads_exponent + writes_exponent);
+  let masked_power = power(writes_exponent);
 
   // Reads and queries decayed from the start of the chunk, writes to its end.
   if (working) {
@@ -274,9 +330,9 @@ fn main(
       let column = column_step * HALF + column_token;
       let x = products[(row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE];
       if (step == N) {
-        floats[floats_at + MASKED + t * R + s * N + column_step] = x * gate[s * N + column_step];
+        floats[floats_at + MASKED + t * R + s * N + column_step] = x * masked_power * gate[s * N + column_step];
       } else if (!within || step > column_step) {
-        floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x * gate[s * N + column_step];
+        floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x * triangle_power * gate[s * N + column_step];
       }
     }
   }

@@ -4,9 +4,10 @@
 //   (U; O) = left (S; Z)                    [R + C, VB]
 //   S = Diag(exp G_C) S + writes^T U        [K, VB]
 //
-// on matrix units: float16 operands, float32 sums, float32 state. (S; Z) are scaled by a power of two that takes
-// the largest of them to between 8 and 16, found anew for each chunk, so that no size of contents or state
-// overflows or vanishes; U by `unit` on top where that could overflow. Both are exact and undone in float32.
+// on matrix units: float16 operands, float32 sums, float32 state. Each column of (S; Z) is divided by a power of two
+// that takes the largest of it to between 8 and 16, found anew for each chunk, so that contents or states of any size
+// neither overflow nor vanish, whatever is in other columns; U is multiplied by `unit` where it could overflow. With the
+// powers by which pass 1 has divided reads, writes and queries, all of this is exact and undone in float32.
 
 @group(0) @binding(10) var<storage, read> initial: array<f32>;           // [N, HV, K, V]
 @group(0) @binding(11) var<storage, read_write> state: array<f32>;       // [N, HV, K, V]
@@ -40,8 +41,7 @@ override OPERAND_SIZE: u32 = max(KP + CF, R) * PITCH;
 var<workgroup> s: array<vec4<f32>, STATE_SIZE>;           // [K][VB]
 var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // [STEP_GROUPS][R + C][VB]
 var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // (S; Z), then U
-// One word is used: with 16 bytes, whatever follows stays aligned as matrix loads need it.
-var<workgroup> largest: array<atomic<u32>, 4>;
+var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of (S; Z), for each column
 
 // Pieces follow the chunks in the table: (first chunk, chunks, state, source).
 const SOURCE_INITIAL = 1u;
@@ -61,9 +61,9 @@ fn contents_at(first: u32, count: u32, h: u32, column: u32, i: u32) -> vec4<f32>
   return z;
 }
 
-fn largest_of(x: vec4<f32>) -> f32 {
-  let y = max(abs(x.xy), abs(x.zw));
-  return max(y.x, y.y);
+fn powers_at(floats_at: u32) -> vec4<f32> {
+  let at = floats_at + UNIT;
+  return vec4<f32>(floats[at], floats[at + 1u], floats[at + 2u], floats[at + 3u]);
 }
 
 @compute @workgroup_size(THREADS)
@@ -73,6 +73,7 @@ fn main(
   @builtin(local_invocation_index) lid: u32,
   @builtin(subgroup_id) subgroup: u32,
   @builtin(subgroup_invocation_id) lane: u32,
+  @builtin(subgroup_size) lanes: u32,
 ) {
   let item = group.y * groups.x + group.x;
   let column_blocks = (V + VB - 1u) / VB;
@@ -105,10 +106,15 @@ fn main(
     }
     s[i] = x;
   }
-  if (lid == 0u) {
-    atomicStore(&largest[0], 0u);
+  for (var i = lid; i < VB; i += THREADS) {
+    atomicStore(&largest[i], 0u);
   }
   workgroupBarrier();
+
+  // Column c of `s` holds S over a power of two of its own; these are the powers of this thread's four columns, which
+  // are the same in all that it does.
+  let quad = lid % QUADS;
+  var down = vec4<f32>(1.0);
 
   // What the next chunk needs of scratch memory and contents is asked for while this one computes.
   var left: array<MatrixLeft, 128>;      // [ROWS_EACH][STEPS_EACH]
@@ -119,10 +125,10 @@ fn main(
   var halves_at = halves_base(piece.x, head);
   var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
   var next_rows = table[min(piece.x + 1u, last)].xy;
-  var unit = 1.0;
+  var powers = vec4<f32>(1.0);           // unit, then those of reads, writes and queries
   if (piece.y > 0u) {
     let floats_at = floats_base(piece.x, head);
-    unit = floats[floats_at + UNIT];
+    powers = powers_at(floats_at);
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
       for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
         let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
@@ -142,35 +148,43 @@ fn main(
     let count = rows.y;
     let next = min(chunk + 1u, last);
 
-    // (S; Z) as float16 in units of 2^e, and what S keeps.
+    // (S; Z) as float16 over 2^e, an e for each column, and what S keeps.
     var old: array<vec4<f32>, 64>;       // [STATE_ROUNDS]
-    var peak = 0.0;
+    var peak = vec4<f32>();
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      old[y] = s[min(lid + y * THREADS, KP * QUADS - 1u)];
-      peak = max(peak, largest_of(old[y]));
+      old[y] = s[min(lid + y * THREADS, (KP - 1u) * QUADS + quad)] * down;
+      peak = max(peak, abs(old[y]));
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
-      peak = max(peak, largest_of(z[y]));
+      peak = max(peak, abs(z[y]));
     }
-    peak = subgroupMax(peak);
-    if (lane == 0u) {
-      atomicMax(&largest[0], bitcast<u32>(peak));
+    for (var other = QUADS; other < lanes; other *= 2u) {
+      peak = max(peak, subgroupShuffleXor(peak, other));
+    }
+    if (lane < QUADS) {
+      for (var q = 0u; q < 4u; q++) {  // unrolled
+        atomicMax(&largest[quad * 4u + q], bitcast<u32>(peak[q]));
+      }
     }
     workgroupBarrier();
-    let exponent = clamp(atomicLoad(&largest[0]) >> 23u, 4u, 253u);
-    let up = bitcast<f32>((257u - exponent) << 23u);
-    let down = bitcast<f32>((exponent - 3u) << 23u);
+    var up: vec4<f32>;
+    for (var q = 0u; q < 4u; q++) {  // unrolled
+      let exponent = clamp(atomicLoad(&largest[quad * 4u + q]) >> 23u, 4u, 253u);
+      up[q] = bitcast<f32>((257u - exponent) << 23u);
+      down[q] = bitcast<f32>((exponent - 3u) << 23u);
+    }
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if (i < KP * QUADS) {
-        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(old[y] * up);
-        s[i] = old[y] * decay[y];
+        let x = old[y] * up;
+        operand[i / QUADS * PITCH + quad] = vec4<f16>(x);
+        s[i] = x * decay[y];
       }
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if (i < CF * QUADS) {
-        operand[(KP + i / QUADS) * PITCH + i % QUADS] = vec4<f16>(z[y] * up);
+        operand[(KP + i / QUADS) * PITCH + quad] = vec4<f16>(z[y] * up);
       }
     }
     workgroupBarrier();
@@ -187,7 +201,7 @@ fn main(
     rows = next_rows;
     next_rows = table[min(chunk + 2u, last)].xy;
     let next_floats = floats_base(next, head);
-    let next_unit = floats[next_floats + UNIT];
+    let next_powers = powers_at(next_floats);
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
       decay[y] = floats[next_floats + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
     }
@@ -223,7 +237,7 @@ fn main(
         for (var g = 1u; g < STEP_GROUPS; g++) {
           x += sums[g * (R + CHUNK) * QUADS + i];
         }
-        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(x * unit);
+        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(x * powers.x);
       }
     }
     for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
@@ -234,7 +248,7 @@ fn main(
         for (var g = 1u; g < STEP_GROUPS; g++) {
           x += sums[(g * (R + CHUNK) + R) * QUADS + i];
         }
-        x *= down;
+        x *= down * (params.scale * powers.w);
         let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + i % QUADS * 4u;
         for (var q = 0u; q < 4u; q++) {  // unrolled
           if (column + i % QUADS * 4u + q < V) {
@@ -243,8 +257,8 @@ fn main(
         }
       }
     }
-    if (lid == 0u) {
-      atomicStore(&largest[0], 0u);
+    for (var i = lid; i < VB; i += THREADS) {
+      atomicStore(&largest[i], 0u);
     }
     workgroupBarrier();
 
@@ -270,8 +284,8 @@ fn main(
         }
       }
     }
-    let back = down / unit;
-    unit = next_unit;
+    let back = powers.y / powers.x * powers.z;
+    powers = next_powers;
     for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
         // Tiles beyond K have rows of their own, which nothing reads.
@@ -287,7 +301,7 @@ fn main(
     for (var q = 0u; q < 4u; q++) {  // unrolled
       let c = i % QUADS * 4u + q;
       if (column + c < V) {
-        state[params.state_at + state_base + i / QUADS * V + c] = s[i][q];
+        state[params.state_at + state_base + i / QUADS * V + c] = s[i][q] * down[q];
       }
     }
   }

@@ -169,6 +169,8 @@ fn main(
   workgroupBarrier();
 
   // T over A T in float16; once more those of their columns that meet contents.
+  // T is over the reads' power where it meets Z, as W is, since U is their sum.
+  let reads_power = floats[floats_at + POWERS / 4u][POWERS % 4u];
   var peak = 0.0;
   for (var i = lid; i < (R + CHUNK) * R / 4u; i += THREADS) {
     let r = i / (R / 4u);
@@ -179,7 +181,6 @@ fn main(
     } else {
       y = side[i - R * R / 4u];
     }
-    peak = max(peak, largest_of(y));
     lower[r * LOWER_PITCH + c] = vec4<f16>(y);
   }
   for (var i = lid; i < (R + CHUNK) * CF / 4u; i += THREADS) {
@@ -194,6 +195,10 @@ fn main(
         y[q] = side[(r - R) * (R / 4u) + c / 4u][c % 4u];
       }
     }
+    if (r < R) {
+      y /= reads_power;
+    }
+    peak = max(peak, largest_of(y));
     halves[halves_at + tiled(r, KP + content, LEFT_TILES) / 4u] = vec4<f16>(y);
   }
   peak = subgroupMax(peak);
@@ -233,7 +238,7 @@ fn main(
           let to = halves_at + (i * LEFT_TILES + tile_column) * (TILE / 4u) + y;
           var z = -work[stage + y];
           if (i * EDGE >= R) {
-            z += vec4<f32>(halves[to]);
+            z = vec4<f32>(halves[to]) + z * reads_power;
           }
           peak = max(peak, largest_of(z));
           halves[to] = vec4<f16>(z);
@@ -256,6 +261,6 @@ fn main(
     if (exponent > 127u + 9u) {
       unit = bitcast<f32>((127u + 127u + 9u - min(exponent, 254u)) << 23u);
     }
-    floats[floats_at + UNIT / 4u] = vec4<f32>(unit);
+    floats[floats_at + UNIT / 4u].x = unit;
   }
 }

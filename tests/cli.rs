@@ -783,6 +783,16 @@ fn outputs_that_cannot_be_written_are_refused() {
         std::os::unix::fs::symlink(&target, &link).expect("a link");
         assert!(run(link.to_str().expect("a UTF-8 path")).status.success());
         assert!(link.is_symlink() && target.metadata().expect("metadata").len() > 0);
+        // A link to nothing, or to a pipe, as /dev/stdout is: renaming would replace the link.
+        let dangling = folder.path().join("dangling.safetensors");
+        std::os::unix::fs::symlink(folder.path().join("none"), &dangling).expect("a link");
+        let pipe = folder.path().join("pipe.safetensors");
+        std::os::unix::fs::symlink("/proc/self/fd/1", &pipe).expect("a link");
+        for link in [dangling, pipe] {
+            let name = link.to_str().expect("a UTF-8 path");
+            assert_refused("a link", &run(name), &[name, "a link that leads to none"]);
+            assert!(link.is_symlink());
+        }
     }
 }
 

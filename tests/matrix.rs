@@ -178,6 +178,72 @@ fn no_size_of_contents_or_states_overflows_or_vanishes() {
     }
 }
 
+/// A column of contents of another size than its neighbours neither disturbs them nor is disturbed.
+#[test]
+#[ignore = "needs matrix units"]
+fn columns_do_not_disturb_each_other() {
+    let problem = Problem::new(Rule::Eda, [1, 70, 1, 1, 32, 24]);
+    let mut tensors = generate::tensors(&problem, &Recipe::default());
+    for row in tensors.get_mut(Operand::V).expect("v").chunks_mut(24) {
+        row[0] *= 1e10;
+        row[17] *= 1e-10;
+    }
+    let expected = exact(&problem, &tensors);
+    let outputs = prefill(engine(), &problem, &tensors, &PrefillOptions::default()).expect("a run");
+    for column in 0..24 {
+        let of = |values: &[f32]| -> Vec<f32> {
+            values.iter().skip(column).step_by(24).copied().collect()
+        };
+        let of_exact = |values: &[f64]| -> Vec<f64> {
+            values.iter().skip(column).step_by(24).copied().collect()
+        };
+        for (found, right) in [
+            (&outputs.o, &expected.o),
+            (&outputs.final_state, &expected.final_state),
+        ] {
+            let error = eda_wgpu::relative_error(&of(found), &of_exact(right));
+            assert!(error <= LIMIT, "column {column}: {error:.2e}");
+        }
+    }
+}
+
+/// Queries, scales and vectors of any length: what float16 operands hold is their direction.
+#[test]
+#[ignore = "needs matrix units"]
+fn vectors_of_any_length() {
+    let run = |what: &str, rule: Rule, scale: Option<f32>, lengths: &[(Operand, f32)]| {
+        let mut problem = Problem::new(rule, [1, 70, 1, 1, 32, 24]);
+        problem.scale = scale;
+        let mut tensors = generate::tensors(&problem, &Recipe::default());
+        for &(operand, length) in lengths {
+            let values = tensors.get_mut(operand).expect("an operand");
+            values.iter_mut().for_each(|x| *x *= length);
+        }
+        right(what, &problem, &tensors);
+    };
+    for scale in [1e-8, 1e6] {
+        run("scale", Rule::Eda, Some(scale), &[]);
+    }
+    for length in [1e-10, 1e-4, 1e7] {
+        run("queries", Rule::Eda, None, &[(Operand::Q, length)]);
+    }
+    for length in [1e-5, 1e5] {
+        run("keys", Rule::Linear, None, &[(Operand::K, length)]);
+    }
+    // Both sub-steps of RWKV-7 share a power, so b and k may not be of all too different lengths.
+    for length in [1e-2, 1e2] {
+        let inverse = [(Operand::A, length), (Operand::B, 1.0 / length)];
+        run("a and b", Rule::Rwkv7, None, &inverse);
+        run("k", Rule::Rwkv7, None, &[(Operand::K, length)]);
+    }
+    run(
+        "short keys",
+        Rule::Eda,
+        None,
+        &[(Operand::K, 1e-3), (Operand::E, 1e-3)],
+    );
+}
+
 /// Sums that grow with the sequence: linear attention on one key.
 #[test]
 #[ignore = "needs matrix units"]

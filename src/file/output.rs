@@ -40,6 +40,14 @@ impl OutputFile {
                     "cannot write: expected a regular file or a new name, found something else",
                 ));
             }
+            // A link to nothing, or to what has no path (`/dev/stdout` where that is a pipe): renaming would replace the
+            // link itself.
+            Err(_) if path.symlink_metadata().is_ok() => {
+                return Err(file_error(
+                    path,
+                    "cannot write: expected a regular file or a new name, found a link that leads to none",
+                ));
+            }
             Err(_) => path.to_owned(),
         };
         let directory = match target.parent() {

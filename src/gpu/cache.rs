@@ -101,11 +101,14 @@ fn is_private(_: &std::fs::Metadata) -> bool {
 
 /// The file's bytes; `None` where there is no file, an error where it cannot be trusted or read.
 fn read(directory: &Path, path: &Path) -> io::Result<Option<Vec<u8>>> {
-    let file = match std::fs::File::open(path) {
-        Ok(file) => file,
+    // Looked at before it is opened: opening a pipe would wait for somebody to write to it.
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(_) => return Err(io::ErrorKind::PermissionDenied.into()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
-    };
+    }
+    let file = std::fs::File::open(path)?;
     let metadata = file.metadata()?;
     let trusted = metadata.is_file()
         && metadata.len() <= MOST_BYTES
