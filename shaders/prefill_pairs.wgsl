@@ -119,15 +119,27 @@ fn decay_at(t: u32) -> f32 {
   return select(1.0, x, t < tokens && channel < K);
 }
 
-// The same for tokens t .. t + 3.
+// The same for tokens t .. t + 3. (Loops, so that compilers that copy every call in full have a quarter of the text.)
 fn rows_at(t: u32, step: u32) -> vec4<f32> {
-  return vec4<f32>(row_at(t, step), row_at(t + 1u, step), row_at(t + 2u, step), row_at(t + 3u, step));
+  var x: vec4<f32>;
+  for (var i = 0u; i < 4u; i++) {  // unrolled
+    x[i] = row_at(t + i, step);
+  }
+  return x;
 }
 fn columns_at(t: u32, step: u32) -> vec4<f32> {
-  return vec4<f32>(column_at(t, step), column_at(t + 1u, step), column_at(t + 2u, step), column_at(t + 3u, step));
+  var x: vec4<f32>;
+  for (var i = 0u; i < 4u; i++) {  // unrolled
+    x[i] = column_at(t + i, step);
+  }
+  return x;
 }
 fn decays_at(t: u32) -> vec4<f32> {
-  return vec4<f32>(decay_at(t), decay_at(t + 1u), decay_at(t + 2u), decay_at(t + 3u));
+  var x: vec4<f32>;
+  for (var i = 0u; i < 4u; i++) {  // unrolled
+    x[i] = decay_at(t + i);
+  }
+  return x;
 }
 fn gates_at(t: u32, column: u32) -> vec4<f32> {
   let at = column * C + t;

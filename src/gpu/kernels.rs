@@ -1383,16 +1383,15 @@ impl Kernels {
             }
         }
         let constants = shaders::constants(pass, problem, shape);
-        let unrolled = shape
-            .and_then(|s| {
-                Some(s.matrix?.unrolled(
-                    s.tokens,
-                    s.substeps,
-                    s.key_pad,
-                    problem.rule.update().factors,
-                ))
-            })
-            .unwrap_or_default();
+        let unrolled = match shape.and_then(|s| Some((s, s.matrix?))) {
+            Some((s, matrix)) => matrix.unrolled(
+                s.tokens,
+                s.substeps,
+                s.key_pad,
+                problem.rule.update().factors,
+            ),
+            None => vec![("4u", 4)],
+        };
         let pipeline = self.pipeline(pass, variant, &constants, &unrolled)?;
         let entries: Vec<_> = list
             .iter()
@@ -1465,7 +1464,12 @@ impl Kernels {
                 count: None,
             })
             .collect();
-        let unrolled = if self.software { &[] } else { unrolled };
+        // Software compilers take minutes for long texts; who knows which one a browser has.
+        let unrolled = if self.software || cfg!(target_arch = "wasm32") {
+            &[]
+        } else {
+            unrolled
+        };
         let text = shaders::unroll(&shaders::source(pass, variant), unrolled);
         let built = guarded(&self.device, pass.name(), 0, || {
             let source = wgpu::ShaderModuleDescriptor {
