@@ -285,6 +285,28 @@ fn matrix_shaders_are_valid_and_fit_their_device() {
     assert!(checked > entries.len());
 }
 
+/// What GPUs get, with marked loops written out, is as valid as what software drivers and browsers get.
+#[test]
+fn written_out_loops_are_valid() {
+    let mut seen = BTreeSet::new();
+    for entry in covering() {
+        let text = entry.unrolled();
+        if text == entry.source() + "\n" || !seen.insert(entry.text_name()) {
+            continue;
+        }
+        let module = naga::front::wgsl::parse_str(&text)
+            .unwrap_or_else(|e| panic!("{}:\n{}", entry.text_name(), e.emit_to_string(&text)));
+        Validator::new(ValidationFlags::all(), capabilities(&entry))
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("{}: {}", entry.text_name(), e.emit_to_string(&text)));
+        assert!(!text.contains("// unrolled"), "{}", entry.text_name());
+    }
+    assert!(
+        seen.iter().any(|name| name.starts_with("prefill_pairs")),
+        "{seen:?}"
+    );
+}
+
 /// What is handed to a browser's own compiler stays small, and still has every text and every constant's value.
 #[test]
 fn the_covering_part_is_small_and_complete() {
