@@ -94,9 +94,7 @@ step "benches, a short run"
 cargo bench -- --quick
 
 step "browser build, package and tests"
-# Chromium's software adapter compiles the prefill shaders for minutes and does not get through the tests in any time
-# that suits; EDA_WEB_BROWSERS="chromium firefox" asks for it all the same.
-EDA_WEB_BROWSERS=${EDA_WEB_BROWSERS:-firefox} scripts/web.sh
+scripts/web.sh
 
 step "package"
 cargo package --allow-dirty --no-verify
