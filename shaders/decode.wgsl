@@ -37,37 +37,7 @@ var<workgroup> write_1: array<vec4<f32>, KP4>;
 override READ_COUNT: u32 = THREADS * WIDTH;
 var<workgroup> partial_reads: array<vec3<f32>, READ_COUNT>;  // [WIDTH][GROUPS][LANES]
 var<workgroup> partial_dots: array<vec3<f32>, GROUPS>;
-override NORM_COUNT: u32 = 2u + FACTORS;
-var<workgroup> norms: array<f32, NORM_COUNT>;
-var<workgroup> sums: array<f32, THREADS>;
-
-fn inverse_norm(number: u32, t: u32) -> f32 {
-  return norms[number];
-}
-
-fn compute_norms(token: u32, h: u32, lid: u32) {
-  let lane = lid % 16u;
-  for (var start = 0u; start < NORM_COUNT; start += THREADS / 16u) {
-    let number = start + lid / 16u;
-    var sum = 0.0;
-    if (number < NORM_COUNT && (number != NORM_E || READ_0 == VECTOR_E)) {
-      for (var d = lane; d < K; d += 16u) {
-        let x = norm_operand(number, token, h, d);
-        sum = fma(x, x, sum);
-      }
-    }
-    sums[lid] = sum;
-    workgroupBarrier();
-    if (lane == 0u && number < NORM_COUNT) {
-      var total = 0.0;
-      for (var i = 0u; i < 16u; i++) {
-        total += sums[lid + i];
-      }
-      norms[number] = 1.0 / sqrt(total + NORM_EPSILON);
-    }
-    workgroupBarrier();
-  }
-}
+override NORM_TOKENS: u32 = 1u;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -129,7 +99,7 @@ fn main(
   for (var t = params.first_token; t < params.last_token; t++) {
     let token = row * params.tokens + t;
     if (NORMALIZE) {
-      compute_norms(token, h, lid);
+      compute_norms(token, 1u, h, lid);
     }
     var out = vec2<f32>();
     for (var factor = 0u; factor < FACTORS; factor++) {

@@ -34,7 +34,7 @@ override FLOATS: u32 = UNIT + 4u;
 
 override KEY_TILES: u32 = KP / EDGE;
 override LEFT_TILES: u32 = (KP + CF) / EDGE;      // across
-override ROW_TILES: u32 = (R + CHUNK) / EDGE;         // down
+override ROW_TILES: u32 = (R + CHUNK) / EDGE;     // down
 override WRITES: u32 = (R + CHUNK) * (KP + CF);
 override HALVES: u32 = WRITES + R * KP;
 
@@ -52,4 +52,9 @@ fn halves_base(chunk: u32, head: u32) -> u32 {
 // Where an element lies in a tiled matrix that is `tiles` tiles wide.
 fn tiled(row: u32, column: u32, tiles: u32) -> u32 {
   return (row / EDGE * tiles + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE;
+}
+
+fn largest_of(x: vec4<f32>) -> f32 {
+  let y = max(abs(x.xy), abs(x.zw));
+  return max(y.x, y.y);
 }

@@ -33,21 +33,15 @@ override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
 override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE;
 override TOTALS_SIZE: u32 = RUNS * QUADS;
 override GATE_COUNT: u32 = N * CHUNK;
-override NORM_COUNT: u32 = (2u + FACTORS) * CHUNK;
+override NORM_TOKENS: u32 = CHUNK;
 
 var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;
 var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;
 var<workgroup> products: array<f32, PRODUCTS_SIZE>;
 var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;  // decay over each run
 var<workgroup> gate: array<f32, GATE_COUNT>;           // [token][sub-step]
-var<workgroup> norms: array<f32, NORM_COUNT>;
 // Bits of the largest read, write (without its gate) and query of the chunk; four words, to keep what follows aligned.
 var<workgroup> largest: array<atomic<u32>, 4>;
-
-fn largest_of(x: vec4<f32>) -> f32 {
-  let y = max(abs(x.xy), abs(x.zw));
-  return max(y.x, y.y);
-}
 
 // The exponent of the largest element, within bounds that keep its inverse in float16's reach.
 fn exponent_of(number: u32, least: i32) -> i32 {
@@ -56,27 +50,6 @@ fn exponent_of(number: u32, least: i32) -> i32 {
 
 fn power(exponent: i32) -> f32 {
   return bitcast<f32>(u32(exponent + 127) << 23u);
-}
-
-fn inverse_norm(number: u32, t: u32) -> f32 {
-  return norms[number * CHUNK + t];
-}
-
-// 1 / sqrt(sum x^2 + 1e-6) for every row that is normalised, one thread a row.
-fn compute_norms(first: u32, count: u32, h: u32, lid: u32) {
-  for (var row = lid; row < NORM_COUNT; row += THREADS) {
-    let number = row / CHUNK;
-    let t = row % CHUNK;
-    var sum = 0.0;
-    if (t < count && (number != NORM_E || READ_0 == VECTOR_E)) {
-      for (var d = 0u; d < K; d++) {
-        let x = norm_operand(number, first + t, h, d);
-        sum = fma(x, x, sum);
-      }
-    }
-    norms[row] = 1.0 / sqrt(sum + NORM_EPSILON);
-  }
-  workgroupBarrier();
 }
 
 @compute @workgroup_size(THREADS)

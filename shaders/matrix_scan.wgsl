@@ -16,21 +16,18 @@
 
 override VB: u32 = 16u;
 override THREADS: u32 = 64u;
-// Subgroups: ROW_GROUPS x STEP_GROUPS. Each has a share of the rows of (U; O), and of the sums over (S; Z), for all
-// columns, so that a tile of `left` or `writes` is read once: reading tiles from memory is what limits this pass.
-override ROW_GROUPS: u32 = 2u;
-override STEP_GROUPS: u32 = 1u;
-override GROUPS: u32 = ROW_GROUPS * STEP_GROUPS;
-override ROWS_EACH: u32 = ROW_TILES / ROW_GROUPS;    // at most 16
+// Subgroups. Each has a share of the rows of (U; O) and of those of S, for all columns, so that a tile of `left` or
+// `writes` is read once.
+override GROUPS: u32 = 2u;
+override ROWS_EACH: u32 = ROW_TILES / GROUPS;
 override COLUMN_TILES: u32 = VB / EDGE;
-override STEPS_EACH: u32 = LEFT_TILES / STEP_GROUPS;
 override WRITE_STEPS: u32 = R / EDGE;
-override STATE_EACH: u32 = (KEY_TILES + GROUPS - 1u) / GROUPS;  // at most 16
+override STATE_EACH: u32 = (KEY_TILES + GROUPS - 1u) / GROUPS;
 // Matrices in workgroup memory are rows of VB / 4 vec4; those of float16 have two more, to spread the banks.
 override QUADS: u32 = VB / 4u;
 override PITCH: u32 = QUADS + 2u;
 override STATE_SIZE: u32 = STATE_EACH * GROUPS * EDGE * QUADS;
-override SUMS_SIZE: u32 = STEP_GROUPS * (R + CHUNK) * QUADS;
+override SUMS_SIZE: u32 = (R + CHUNK) * QUADS;
 // How many vec4 of S, of Z and of O a thread has to do with, and of U.
 override STATE_ROUNDS: u32 = (KP * QUADS + THREADS - 1u) / THREADS;
 override CONTENT_ROUNDS: u32 = (CF * QUADS + THREADS - 1u) / THREADS;
@@ -39,7 +36,7 @@ override U_ROUNDS: u32 = (R * QUADS + THREADS - 1u) / THREADS;
 override OPERAND_SIZE: u32 = max(KP + CF, R) * PITCH;
 
 var<workgroup> s: array<vec4<f32>, STATE_SIZE>;           // [K][VB]
-var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // [STEP_GROUPS][R + C][VB]
+var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // (U; O) [R + C][VB]
 var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // (S; Z), then U
 var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of (S; Z), for each column
 
@@ -85,9 +82,7 @@ fn main(
   let h = params.first_head + head;
   let piece = table[params.chunk_count + item / column_blocks / params.head_count];
   let state_base = (piece.z * params.value_heads + h) * K * V + column;
-  let row_tile = subgroup % ROW_GROUPS * ROWS_EACH;
-  let step_group = subgroup / ROW_GROUPS;
-  let step_tile = step_group * STEPS_EACH;
+  let row_tile = subgroup * ROWS_EACH;
   let state_tile = subgroup * STATE_EACH;
 
   for (var i = lid; i < STATE_SIZE; i += THREADS) {
@@ -117,7 +112,7 @@ fn main(
   var down = vec4<f32>(1.0);
 
   // What the next chunk needs of scratch memory and contents is asked for while this one computes.
-  var left: array<MatrixLeft, 128>;      // [ROWS_EACH][STEPS_EACH]
+  var left: array<MatrixLeft, 128>;      // [ROWS_EACH][LEFT_TILES]
   var write: array<MatrixLeft, 128>;     // [STATE_EACH][R / EDGE]
   var z: array<vec4<f32>, 32>;           // [CONTENT_ROUNDS]
   var decay: array<f32, 64>;             // [STATE_ROUNDS]
@@ -130,9 +125,9 @@ fn main(
     let floats_at = floats_base(piece.x, head);
     powers = powers_at(floats_at);
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
-        let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
-        left[i * STEPS_EACH + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
+      for (var x = 0u; x < LEFT_TILES; x++) {  // unrolled
+        let at = halves_at + ((row_tile + i) * LEFT_TILES + x) * (TILE / 4u);
+        left[i * LEFT_TILES + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
       }
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
@@ -213,19 +208,18 @@ fn main(
         acc[i * COLUMN_TILES + j] = MatrixSum();
       }
     }
-    for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
+    for (var x = 0u; x < LEFT_TILES; x++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        let at = (step_tile + x) * EDGE * PITCH + j * EDGE / 4u;
+        let at = x * EDGE * PITCH + j * EDGE / 4u;
         let right = coopLoadT<MatrixRight>(&operand[at], PITCH);
         for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(left[i * STEPS_EACH + x], right, acc[i * COLUMN_TILES + j]);
+          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(left[i * LEFT_TILES + x], right, acc[i * COLUMN_TILES + j]);
         }
       }
     }
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
       for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        let row = step_group * (R + CHUNK) + (row_tile + i) * EDGE;
-        coopStoreT(acc[i * COLUMN_TILES + j], &sums[row * QUADS + j * EDGE / 4u], QUADS);
+        coopStoreT(acc[i * COLUMN_TILES + j], &sums[(row_tile + i) * EDGE * QUADS + j * EDGE / 4u], QUADS);
       }
     }
     workgroupBarrier();
@@ -233,22 +227,14 @@ fn main(
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if (i < R * QUADS) {
-        var x = sums[i];
-        for (var g = 1u; g < STEP_GROUPS; g++) {
-          x += sums[g * (R + CHUNK) * QUADS + i];
-        }
-        operand[i / QUADS * PITCH + i % QUADS] = vec4<f16>(x * powers.x);
+        operand[i / QUADS * PITCH + quad] = vec4<f16>(sums[i] * powers.x);
       }
     }
     for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       let t = i / QUADS;
       if (t < min(count, CHUNK)) {
-        var x = sums[R * QUADS + i];
-        for (var g = 1u; g < STEP_GROUPS; g++) {
-          x += sums[(g * (R + CHUNK) + R) * QUADS + i];
-        }
-        x *= down * (params.scale * powers.w);
+        let x = sums[R * QUADS + i] * down * (params.scale * powers.w);
         let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + i % QUADS * 4u;
         for (var q = 0u; q < 4u; q++) {  // unrolled
           if (column + i % QUADS * 4u + q < V) {
@@ -264,9 +250,9 @@ fn main(
 
     halves_at = halves_base(next, head);
     for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      for (var x = 0u; x < STEPS_EACH; x++) {  // unrolled
-        let at = halves_at + ((row_tile + i) * LEFT_TILES + step_tile + x) * (TILE / 4u);
-        left[i * STEPS_EACH + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
+      for (var x = 0u; x < LEFT_TILES; x++) {  // unrolled
+        let at = halves_at + ((row_tile + i) * LEFT_TILES + x) * (TILE / 4u);
+        left[i * LEFT_TILES + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
       }
     }
 

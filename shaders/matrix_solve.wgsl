@@ -34,11 +34,6 @@ fn lower_triangle(x: vec4<f32>, r: u32, c: u32) -> vec4<f32> {
   return select(vec4<f32>(), x, vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(r));
 }
 
-fn largest_of(x: vec4<f32>) -> f32 {
-  let y = max(abs(x.xy), abs(x.zw));
-  return max(y.x, y.y);
-}
-
 @compute @workgroup_size(THREADS)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
@@ -168,8 +163,8 @@ fn main(
   }
   workgroupBarrier();
 
-  // T over A T in float16; once more those of their columns that meet contents.
-  // T is over the reads' power where it meets Z, as W is, since U is their sum.
+  // T over A T in float16; once more those of their columns that meet contents, there T over the reads' power, as W
+  // is, since U is their sum.
   let reads_power = floats[floats_at + POWERS / 4u][POWERS % 4u];
   var peak = 0.0;
   for (var i = lid; i < (R + CHUNK) * R / 4u; i += THREADS) {

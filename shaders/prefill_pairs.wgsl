@@ -43,47 +43,14 @@ override DIAGONAL_PITCH: u32 = C + RUNS;
 override AREA: u32 = 864u;
 var<workgroup> area: array<vec4<f32>, AREA>;
 
-var<workgroup> totals: array<f32, 128>;  // [RUNS][SLAB]: each run's decay
-override NORM_COUNT: u32 = (2u + FACTORS) * C;
-var<workgroup> norms: array<f32, NORM_COUNT>;
+override NORM_TOKENS: u32 = C;
+// After the norms, `partial` holds each run's decay, [RUNS][SLAB].
 override GATE_COUNT: u32 = CV * C;
 var<workgroup> gate_of: array<f32, GATE_COUNT>;  // [CV][C]
 
 // 2 x 2 tokens: pairs of tokens i > j of C/2. At most 4 a thread.
 override TILE_COUNT: u32 = C / 2u * (C / 2u - 1u) / 2u;
 override TILES: u32 = (TILE_COUNT + THREADS - 1u) / THREADS;
-
-fn inverse_norm(number: u32, t: u32) -> f32 {
-  return norms[number * C + t];
-}
-
-// 1 / sqrt(sum x^2 + 1e-6) for every row that is normalised, 16 threads a row.
-fn compute_norms(first: u32, count: u32, h: u32, lid: u32) {
-  let lane = lid % 16u;
-  for (var start = 0u; start < NORM_COUNT; start += THREADS / 16u) {
-    let row = start + lid / 16u;
-    let number = row / C;
-    let t = row % C;
-    let wanted = row < NORM_COUNT && t < count && (number != NORM_E || READ_0 == VECTOR_E);
-    var sum = 0.0;
-    if (wanted) {
-      for (var d = lane; d < K; d += 16u) {
-        let x = norm_operand(number, first + t, h, d);
-        sum = fma(x, x, sum);
-      }
-    }
-    totals[lid] = sum;
-    workgroupBarrier();
-    if (lane == 0u && row < NORM_COUNT) {
-      var total = 0.0;
-      for (var i = 0u; i < 16u; i++) {
-        total += totals[lid + i];
-      }
-      norms[row] = 1.0 / sqrt(total + NORM_EPSILON);
-    }
-    workgroupBarrier();
-  }
-}
 
 // Where this thread looks: tokens and channels that are not there are read from where something is, then
 // dropped, which keeps the loads together.
@@ -378,12 +345,12 @@ fn main(
     let after_a = suffix(a) * (after_b.x * b.x);
 
     workgroupBarrier();
-    totals[run * SLAB + own_channel] = upto_b.w;
+    partial[run * SLAB + own_channel] = upto_b.w;
     workgroupBarrier();
     var before = 1.0;
     var behind = 1.0;
     for (var i = 0u; i < RUNS; i++) {
-      let x = totals[i * SLAB + own_channel];
+      let x = partial[i * SLAB + own_channel];
       before *= select(1.0, x, i < run);
       behind *= select(1.0, x, i > run);
     }
@@ -476,7 +443,7 @@ fn main(
           let start = run / runs * runs;
           var f = 1.0;
           for (var i = start; i < start + runs; i++) {
-            f *= select(1.0, totals[i * SLAB + own_channel], select(i > run, i < run, is_row));
+            f *= select(1.0, partial[i * SLAB + own_channel], select(i > run, i < run, is_row));
           }
           let at = level_at(level, pair_of(level, t0));
           let at_next = level_at(level, pair_of(level, t4));

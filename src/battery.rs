@@ -18,9 +18,9 @@ use serde::Serialize;
 use std::ops::Range;
 
 /// Largest relative l2 error of `o` and `final_state` against float64 that passes.
-pub const LIMIT: f64 = 1e-5;
+pub const LIMIT: f64 = Tier::Portable.error_limit();
 /// The same for inputs and outputs stored as float16, and for prefill on matrix units.
-pub const LIMIT_F16: f64 = 2e-3;
+pub const LIMIT_F16: f64 = Tier::Matrix.error_limit();
 
 /// What became of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

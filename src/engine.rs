@@ -15,16 +15,6 @@ use crate::rule::Rule;
 use crate::slots::Row;
 use serde::Serialize;
 
-impl Tier {
-    /// Largest relative l2 error against float64 that is right: for float32 arithmetic, and for float16 operands.
-    pub fn error_limit(self) -> f64 {
-        match self {
-            Tier::Portable => 1e-5,
-            Tier::Matrix => 2e-3,
-        }
-    }
-}
-
 /// What may run the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backend {
@@ -78,6 +68,14 @@ impl Tier {
         match self {
             Tier::Portable => "portable",
             Tier::Matrix => "matrix",
+        }
+    }
+
+    /// Largest relative l2 error against float64 that is right: for float32 arithmetic, and for float16 operands.
+    pub const fn error_limit(self) -> f64 {
+        match self {
+            Tier::Portable => 1e-5,
+            Tier::Matrix => 2e-3,
         }
     }
 }
@@ -231,6 +229,7 @@ impl Engine {
                 if let Some(directory) = &options.pipeline_cache {
                     engine.keep_pipelines(directory);
                 }
+                engine.test_matrix_units_first(!options.skip_self_test);
                 let engine = Self::Gpu(Box::new(engine));
                 if !options.skip_self_test {
                     engine.self_test().await?;
@@ -250,13 +249,13 @@ impl Engine {
     }
 
     /// Computes a small case with strong, uneven gates in both modes and compares it with float64. Drivers
-    /// that compile a shader wrongly are not rare; an engine on one refuses to open.
+    /// that compile a shader wrongly are not rare; an engine on one refuses to open. (Matrix units that were not
+    /// asked for by name are tested before they are first used.)
     ///
     /// # Errors
     /// [`Error::SelfTest`] where an answer is wrong.
     pub async fn self_test(&self) -> Result<()> {
-        let problem = Problem::new(Rule::Eda, [1, 37, 1, 2, 20, 12]);
-        let tensors = generate::tensors(&problem, &generate::Recipe::default());
+        let (problem, tensors) = test_case();
         let tensors = tensors.slices();
         let right = reference::recurrence::<f64>(&problem, &tensors)?;
         let run = self
@@ -304,7 +303,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Problem::validate_host`]; [`Error::Unsupported`], [`Error::OutOfMemory`],
-    /// [`Error::DeviceLost`].
+    /// [`Error::DeviceLost`]; [`Error::SelfTest`] from matrix units that are wrong when first used.
     pub async fn prefill(
         &self,
         problem: &Problem,
@@ -318,7 +317,14 @@ impl Engine {
         }
         match self {
             Self::Cpu(engine) => engine.prefill(problem, tensors, options, progress),
-            Self::Gpu(engine) => engine.prefill(problem, tensors, options, progress).await,
+            Self::Gpu(engine) => {
+                if engine.tier_of(problem, options) == Tier::Matrix
+                    && engine.has_untested_matrix_units()
+                {
+                    test_matrix_units(engine).await?;
+                }
+                engine.prefill(problem, tensors, options, progress).await
+            }
         }
     }
 
@@ -388,6 +394,40 @@ impl Engine {
             )),
         }
     }
+}
+
+/// The small known case of the self-tests.
+fn test_case() -> (Problem, Tensors<Vec<f32>>) {
+    let problem = Problem::new(Rule::Eda, [1, 37, 1, 2, 20, 12]);
+    let tensors = generate::tensors(&problem, &generate::Recipe::default());
+    (problem, tensors)
+}
+
+/// The self-test of matrix units that nobody asked for by name, before they are first used.
+async fn test_matrix_units(engine: &GpuEngine) -> Result<()> {
+    let (problem, tensors) = test_case();
+    let tensors = tensors.slices();
+    let right = reference::recurrence::<f64>(&problem, &tensors)?;
+    let options = PrefillOptions {
+        element: Element::F16,
+        ..PrefillOptions::default()
+    };
+    let run = engine
+        .prefill(&problem, &tensors, &options, &|_, _| {})
+        .await?;
+    let adapter = engine.description().adapter;
+    for (case, found, right) in [
+        ("prefill on matrix units", &run.outputs.o, &right.o),
+        (
+            "prefill's final state on matrix units",
+            &run.outputs.final_state,
+            &right.final_state,
+        ),
+    ] {
+        judge(&adapter, case, found, right, Tier::Matrix.error_limit())?;
+    }
+    engine.test_matrix_units_first(false);
+    Ok(())
 }
 
 /// Whether an answer of the self-test is right.

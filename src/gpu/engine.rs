@@ -15,7 +15,7 @@ use half::slice::HalfFloatSliceExt;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use web_time::Instant;
 
@@ -41,6 +41,7 @@ pub struct GpuEngine {
     description: Description,
     kernels: Kernels,
     tier: Option<Tier>,
+    untested_matrix_units: AtomicBool,
     queue: wgpu::Queue,
     health: Arc<Mutex<Health>>,
     part_bytes: AtomicUsize,
@@ -340,6 +341,15 @@ impl GpuEngine {
         Ok(())
     }
 
+    /// Whether [`crate::Engine::prefill`] is to test the matrix units before it uses them.
+    pub(crate) fn test_matrix_units_first(&self, test: bool) {
+        self.untested_matrix_units.store(test, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_untested_matrix_units(&self) -> bool {
+        self.untested_matrix_units.load(Ordering::Relaxed)
+    }
+
     /// The kernel family that every prefill takes; `None` where it is chosen for each.
     pub fn tier(&self) -> Option<Tier> {
         self.tier
@@ -386,6 +396,7 @@ impl GpuEngine {
             description,
             kernels: Kernels::new(device),
             tier: None,
+            untested_matrix_units: AtomicBool::new(false),
             queue: queue.clone(),
             health: Arc::default(),
             part_bytes: AtomicUsize::new(PART_BYTES),

@@ -202,7 +202,7 @@ impl PrefillPlan {
         self.shape.tokens
     }
 
-    /// Number of steps; each is a bounded amount of work: the four prefill passes, after a dispatch for each gate
+    /// Number of steps; each is a bounded amount of work: the passes of the prefill, after a dispatch for each gate
     /// tensor where gates have to be gathered.
     pub fn steps(&self) -> usize {
         self.steps.len()
@@ -782,25 +782,23 @@ impl Kernels {
             let chunk_heads = (step.chunks * step.heads.len()) as u64;
             let pairs = shaders::pairs_workgroups(problem) as u64;
             let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
-            let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels.max(1)) as u64;
             let scans = (step.pieces() * step.heads.len()) as u64 * columns;
-            let portable = [
-                (Pass::Pairs, chunk_heads * pairs),
-                (Pass::Solve, chunk_heads),
-                (Pass::Fold, chunk_heads * channels),
-                (Pass::Scan, scans),
-            ];
-            let on_matrix_units = [
-                (Pass::MatrixPairs, chunk_heads),
-                (Pass::MatrixSolve, chunk_heads),
-                (Pass::MatrixScan, scans),
-            ];
-            let passes: &[(Pass, u64)] = if plan.shape.matrix.is_some() {
-                &on_matrix_units
+            let passes = if plan.shape.matrix.is_some() {
+                vec![
+                    (Pass::MatrixPairs, chunk_heads),
+                    (Pass::MatrixSolve, chunk_heads),
+                    (Pass::MatrixScan, scans),
+                ]
             } else {
-                &portable
+                let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels) as u64;
+                vec![
+                    (Pass::Pairs, chunk_heads * pairs),
+                    (Pass::Solve, chunk_heads),
+                    (Pass::Fold, chunk_heads * channels),
+                    (Pass::Scan, scans),
+                ]
             };
-            for &(pass, groups) in passes {
+            for (pass, groups) in passes {
                 if groups > 0 {
                     dispatches.push(self.dispatch(
                         pass,
@@ -1390,7 +1388,7 @@ impl Kernels {
                 s.key_pad,
                 problem.rule.update().factors,
             ),
-            None => vec![("4u", 4)],
+            None => Vec::new(),
         };
         let pipeline = self.pipeline(pass, variant, &constants, &unrolled)?;
         let entries: Vec<_> = list
@@ -1465,12 +1463,10 @@ impl Kernels {
             })
             .collect();
         // Software compilers take minutes for long texts; who knows which one a browser has.
-        let unrolled = if self.software || cfg!(target_arch = "wasm32") {
-            &[]
-        } else {
-            unrolled
-        };
-        let text = shaders::unroll(&shaders::source(pass, variant), unrolled);
+        let mut text = shaders::source(pass, variant);
+        if !self.software && !cfg!(target_arch = "wasm32") {
+            text = shaders::unroll(&text, unrolled);
+        }
         let built = guarded(&self.device, pass.name(), 0, || {
             let source = wgpu::ShaderModuleDescriptor {
                 label: Some(pass.name()),

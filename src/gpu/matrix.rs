@@ -56,10 +56,8 @@ pub struct MatrixShape {
     pub halves: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
-    /// Shares of the rows (of `U` over `O`) that subgroups of the scan take.
-    pub row_groups: usize,
-    /// Shares of the sums.
-    pub step_groups: usize,
+    /// Subgroups of the scan: each takes a share of the rows of `U` over `O`, and of those of `S`.
+    pub groups: usize,
     /// Threads of the pairs pass.
     pub pairs_threads: usize,
 }
@@ -91,34 +89,28 @@ impl MatrixShape {
         let contents = c * factors;
         let pairs_threads = (kp / 4 * (c / 4)).next_multiple_of(64);
         let row_tiles = (r + c) / units.edge;
-        // Three subgroups were fastest on the one card measured; more where a subgroup's share would be too large.
-        let groups = [3, 2, 1]
-            .into_iter()
-            .chain(4..=row_tiles)
-            .filter(|g| row_tiles.is_multiple_of(*g));
-        let mut shape = Self {
+        let of = |groups| Self {
             units,
             floats: (r + c) * r + kp + 4,
             halves: ((r + c) * (kp + contents) + r * kp) / 2,
             columns: 16,
-            row_groups: 1,
-            step_groups: 1,
+            groups,
             pairs_threads,
         };
-        let shares = groups.map(|row_groups| Self {
-            row_groups,
-            ..shape
-        });
-        let fitting = shares
-            .clone()
-            .find(|s| s.fits_registers(c, r, kp, contents));
-        shape = fitting.ok_or_else(|| {
-            Error::unsupported(
-                "key_dim on matrix units of this size",
-                problem.key_dim,
-                "what the registers of a subgroup hold",
-            )
-        })?;
+        // Three subgroups were fastest on the one card measured; more where a subgroup's share would be too large.
+        let shape = [3, 2, 1]
+            .into_iter()
+            .chain(4..=row_tiles)
+            .filter(|&groups| row_tiles.is_multiple_of(groups))
+            .map(of)
+            .find(|shape| shape.fits_registers(c, r, kp, contents))
+            .ok_or_else(|| {
+                Error::unsupported(
+                    format!("key_dim on matrix units for chunks of {tokens}"),
+                    problem.key_dim,
+                    "what the registers of a subgroup hold",
+                )
+            })?;
         let memory = limits.max_compute_workgroup_storage_size as usize;
         for (what, bytes) in [
             ("pairs", shape.pairs_memory(n, c, kp, factors)),
@@ -146,14 +138,14 @@ impl MatrixShape {
     }
 
     fn scan_threads(&self) -> usize {
-        self.row_groups * self.step_groups * self.units.subgroup
+        self.groups * self.units.subgroup
     }
 
     /// Whether what an invocation of the scan holds fits the arrays of `shaders/matrix_scan.wgsl`.
     fn fits_registers(&self, c: usize, r: usize, kp: usize, contents: usize) -> bool {
         let edge = self.units.edge;
-        let rows = (r + c) / edge / self.row_groups;
-        let state = (kp / edge).div_ceil(self.row_groups * self.step_groups);
+        let rows = (r + c) / edge / self.groups;
+        let state = (kp / edge).div_ceil(self.groups);
         let across = self.columns / edge;
         let each = |count: usize| count.div_ceil(self.scan_threads());
         rows * ((kp + contents) / edge) <= 128
@@ -173,6 +165,7 @@ impl MatrixShape {
             + 4 * down * across
             + 16 * (c / 4) * (kp / 4)
             + 4 * (n * c + (2 + factors) * c)
+            + 4 * (kp / 4 * (c / 4)).next_multiple_of(64)
             + 96
     }
 
@@ -196,27 +189,27 @@ impl MatrixShape {
     }
 
     fn state_rows(&self, kp: usize) -> usize {
-        (kp / self.units.edge).next_multiple_of(self.row_groups * self.step_groups)
-            * self.units.edge
+        (kp / self.units.edge).next_multiple_of(self.groups) * self.units.edge
     }
 
     fn scan_memory(&self, c: usize, r: usize, kp: usize, contents: usize) -> usize {
-        4 * self.columns * (self.state_rows(kp) + self.step_groups * (r + c))
+        4 * self.columns * (self.state_rows(kp) + r + c)
             + 2 * (kp + contents).max(r) * (self.columns + 8)
             + 96
     }
 
     /// No fewer loop iterations than an invocation of the scan needs for a chunk.
     pub fn scan_iterations(&self, tokens: usize, substeps: usize, kp: usize) -> usize {
-        let (c, r, threads) = (tokens, substeps, self.scan_threads());
-        let elements = (4 * kp + 2 * (r + c) * self.step_groups + 4 * r) * self.columns;
-        let tiles = |n: usize| n.div_ceil(self.units.edge) + 2;
-        let groups = self.row_groups * self.step_groups;
-        elements.div_ceil(threads)
-            + tiles(kp + r) * (tiles(r + c) / self.row_groups + 2)
-            + tiles(r) * (tiles(kp) / groups + 2)
-            + 2 * tiles(r + c)
-            + 2 * tiles(kp)
+        let (c, r, edge) = (tokens, substeps, self.units.edge);
+        // Each vec4 of S, Z, U and O up to five times (its components, some of them twice).
+        let elements = 5 * (2 * kp + 2 * r + 2 * c) * self.columns / 4;
+        let across = self.columns / edge;
+        let rows = (r + c) / edge / self.groups + 1;
+        let state = (kp / edge).div_ceil(self.groups) + 1;
+        elements.div_ceil(self.scan_threads())
+            + (kp + r) / edge * (rows + across * (rows + 1))
+            + r / edge * (state + across * (state + 1))
+            + 3 * across * (rows + state)
             + 128
     }
 
@@ -232,13 +225,12 @@ impl MatrixShape {
         let contents = tokens * factors;
         let rounds = |rows: usize| (rows * self.columns / 4).div_ceil(self.scan_threads());
         let row_tiles = (substeps + tokens) / edge;
-        let groups = self.row_groups * self.step_groups;
         vec![
             ("ROW_TILES", row_tiles),
-            ("ROWS_EACH", row_tiles / self.row_groups),
-            ("STATE_EACH", (kp / edge).div_ceil(groups)),
+            ("ROWS_EACH", row_tiles / self.groups),
+            ("STATE_EACH", (kp / edge).div_ceil(self.groups)),
             ("COLUMN_TILES", self.columns / edge),
-            ("STEPS_EACH", (kp + contents) / edge / self.step_groups),
+            ("LEFT_TILES", (kp + contents) / edge),
             ("WRITE_STEPS", substeps / edge),
             ("STATE_ROUNDS", rounds(kp)),
             ("CONTENT_ROUNDS", rounds(contents)),
@@ -251,7 +243,6 @@ impl MatrixShape {
             ("N", substeps / tokens),
             ("LOWER_TILES", substeps / edge),
             ("RUN", 4),
-            ("4u", 4),
             ("BLOCK", 16),
         ]
     }
@@ -285,8 +276,7 @@ impl MatrixShape {
             _ => out.extend([
                 ("VB", self.columns as f64),
                 ("THREADS", self.scan_threads() as f64),
-                ("ROW_GROUPS", self.row_groups as f64),
-                ("STEP_GROUPS", self.step_groups as f64),
+                ("GROUPS", self.groups as f64),
             ]),
         }
         out

@@ -227,6 +227,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         part!("chunk"),
     );
     let (values, outputs, content) = (part!("values"), part!("outputs"), part!("content"));
+    let norms = part!("norms");
     let (matrix, tile, matrix_chunk) = (
         part!("matrix"),
         match variant.edge {
@@ -247,6 +248,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             gates,
             rule,
             matrix_chunk,
+            norms,
             part!("matrix_pairs"),
         ],
         Pass::MatrixSolve => vec![matrix, tile, params, matrix_chunk, part!("matrix_solve")],
@@ -272,6 +274,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             gates,
             rule,
             chunk,
+            norms,
             part!("prefill_pairs"),
         ],
         Pass::Solve => vec![params, chunk, part!("prefill_solve")],
@@ -302,6 +305,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
                 Element::F32 => part!("state_f32"),
                 Element::F16 => part!("state_f16"),
             },
+            norms,
             part!("decode"),
         ],
     };
@@ -325,7 +329,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         .join("\n")
 }
 
-/// Writes out the loops marked `// unrolled`, whose bounds are named in `bounds`: drivers keep an array of
+/// Writes out the loops marked `// unrolled`, whose bounds are numbers or named in `bounds`: drivers keep an array of
 /// cooperative matrices in registers only where every index is a constant, and do not unroll such loops themselves.
 ///
 /// A marked loop reads `for (var i = 0u; i < BOUND; i++) {  // unrolled`, starts a line and ends with a line of its own.
@@ -365,8 +369,9 @@ fn unrolled_loop<'a>(line: &'a str, bounds: &[(&'static str, usize)]) -> Option<
     let head = head.strip_prefix("for (var ")?.strip_suffix("++) {")?;
     let (name, rest) = head.split_once(" = 0u; ")?;
     let bound = rest.split_once(" < ")?.1.split_once("; ")?.0;
-    let count = bounds.iter().find(|(b, _)| *b == bound)?.1;
-    Some((name, count))
+    let named = || bounds.iter().find(|(b, _)| *b == bound).map(|(_, n)| *n);
+    let number = bound.strip_suffix('u').and_then(|n| n.parse().ok());
+    Some((name, number.or_else(named)?))
 }
 
 fn replace_word(text: &str, word: &str, with: &str) -> String {

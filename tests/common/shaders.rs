@@ -178,7 +178,7 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                                 let factors = problem.rule.update().factors;
                                 m.unrolled(s.tokens, s.substeps, s.key_pad, factors)
                             })
-                            .unwrap_or_else(|| vec![("4u", 4)]),
+                            .unwrap_or_default(),
                     });
                 }
             }
