@@ -78,6 +78,8 @@ fn json(value: &impl serde::Serialize) -> Result<JsValue> {
     js_sys::JSON::parse(&text).map_err(Failure::Thrown)
 }
 
+type Listener = Closure<dyn FnMut(JsValue)>;
+
 /// What an `Eda` is, shared with the calls that are under way.
 struct Shared {
     engine: RefCell<Option<Rc<Engine>>>,
@@ -89,7 +91,7 @@ struct Shared {
     lost: Promise,
     resolve: Function,
     /// The device, and what listens to its errors outside of error scopes.
-    listener: RefCell<Option<(JsValue, Closure<dyn FnMut(JsValue)>)>>,
+    listener: RefCell<Option<(JsValue, Listener)>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -212,7 +214,7 @@ impl Shared {
             return Ok(());
         }
         let weak = Rc::downgrade(self);
-        let listener = Closure::<dyn FnMut(JsValue)>::new(move |event: JsValue| {
+        let listener = Listener::new(move |event: JsValue| {
             let error = get(&event, "error").ok().flatten().unwrap_or_default();
             let memory =
                 error.unchecked_ref::<Object>().constructor().name() == "GPUOutOfMemoryError";
