@@ -16,7 +16,6 @@ use crate::error::Error;
 use crate::file::ReadOptions;
 use crate::generate::{Decays, Gates, Keys, Recipe};
 use crate::gpu::engine::GpuEngine;
-use crate::gpu::kernels::validate_decode;
 use crate::problem::{Operand, Outputs, Problem, Tensors};
 use crate::{battery, cpu::CpuEngine, file, generate, parts, reference};
 use device::{About, Opened};
@@ -450,8 +449,9 @@ async fn prefill(
         return prefill_in_turns(engine, problem, &tensors, options, control).await;
     }
     let progress = control.progress();
-    let progress = input::as_progress(&progress);
-    let run = engine.prefill(problem, &tensors, options, progress).await?;
+    let run = engine
+        .prefill(problem, &tensors, options, &progress)
+        .await?;
     control.check()?;
     Ok(run)
 }
@@ -537,12 +537,9 @@ impl Eda {
         let shared = self.shared.clone();
         let engine = shared.engine();
         let problem = input::read_problem(&problem, &[]);
-        let holder = Object::new();
-        set(&holder, "slots", slots);
-        let slots = input::whole(&holder, "slots");
+        let slots = input::whole_value("slots", &slots);
         self.shared.promise(async move {
-            let (engine, problem) = (engine?, problem?);
-            let slots = slots?.ok_or_else(|| Error::unsupported("slots", "absent", "a number"))?;
+            let (engine, problem, slots) = (engine?, problem?, slots?);
             let pool = engine.pool(&problem, slots).await?;
             let state = Rc::new(PoolState {
                 pool: Mutex::new(Some(pool)),
@@ -577,7 +574,6 @@ impl Eda {
         let pool = pool.state.clone();
         self.shared.promise(async move {
             let (engine, input, rows, options) = (engine?, input?, rows?, options?);
-            validate_decode(&input.problem, &input.tensors.slices())?;
             input::room("the outputs", input.problem.output_len().saturating_mul(4))?;
             let mut lock = pool.pool.lock().await;
             let states = lock.as_mut().ok_or_else(freed)?;
