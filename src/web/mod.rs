@@ -148,7 +148,10 @@ impl Shared {
                     sleep(20).await?;
                 }
             }
-            result
+            // What a call still got from an engine that was destroyed meanwhile is not told: `destroy()` rejects.
+            let value = result?;
+            shared.engine()?;
+            Ok(value)
         })
     }
 
@@ -576,7 +579,7 @@ impl Eda {
             let (engine, input, rows, options) = (engine?, input?, rows?, options?);
             input::room("the outputs", input.problem.output_len().saturating_mul(4))?;
             let mut lock = pool.pool.lock().await;
-            let states = lock.as_mut().ok_or_else(freed)?;
+            let states = there(&pool, lock.as_mut())?;
             let tensors = input.tensors.slices();
             let (o, ms) = engine
                 .decode(&input.problem, &tensors, states, &rows, &options)

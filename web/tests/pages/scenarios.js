@@ -126,7 +126,11 @@ export async function pools({ Eda }, backend) {
   pool.destroy();
   await fails(() => pool.read(0), "tensor", "freed");
   await fails(() => eda.decode(pool, problem, tensors, rows), "tensor", "freed");
+  // What is under way, or waits for that, ends with the engine.
+  const last = await eda.pool(problem, 3);
+  const under = [eda.prefill(problem, tensors), eda.decode(last, problem, tensors, [0, 1, 2]), last.read(0)];
   eda.destroy();
+  await Promise.all(under.map((call) => fails(() => call, "device-lost", "destroy()")));
   return "slots, reset, padding, copies";
 }
 
