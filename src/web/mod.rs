@@ -7,7 +7,6 @@ mod bench;
 mod device;
 mod error;
 mod input;
-mod report;
 
 use crate::engine::{
     Backend, DecodeOptions, Description, Element, Engine, Pool, PrefillOptions, Run, Tier,
@@ -55,6 +54,11 @@ fn start() {
 
 fn promise(work: impl Future<Output = Result<JsValue>> + 'static) -> Promise {
     future_to_promise(async move { work.await.map_err(JsValue::from) })
+}
+
+/// Options, or what stands for their absence.
+fn given(options: Option<Object>) -> JsValue {
+    options.map_or(JsValue::UNDEFINED, JsValue::from)
 }
 
 /// Lets the page have a turn.
@@ -467,7 +471,7 @@ impl Eda {
     pub fn open(
         #[wasm_bindgen(unchecked_optional_param_type = "OpenOptions")] options: Option<Object>,
     ) -> Promise {
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
+        let options = given(options);
         promise(async move { Ok(open(options).await?.into()) })
     }
 
@@ -515,7 +519,7 @@ impl Eda {
     ) -> Promise {
         let engine = self.shared.engine();
         let input = Input::read(&problem, &tensors);
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
+        let options = given(options);
         let control = Control::read(&options);
         let options = prefill_options(&options);
         self.shared.promise(async move {
@@ -572,7 +576,7 @@ impl Eda {
         let engine = self.shared.engine();
         let input = Input::read(&problem, &tensors);
         let rows = input::rows(&rows);
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
+        let options = given(options);
         let options = decode_options(&options);
         let pool = pool.state.clone();
         self.shared.promise(async move {
@@ -599,7 +603,7 @@ impl Eda {
         #[wasm_bindgen(unchecked_optional_param_type = "Control")] options: Option<Object>,
     ) -> Promise {
         let engine = self.shared.engine();
-        let control = Control::read(&options.map_or(JsValue::UNDEFINED, JsValue::from));
+        let control = Control::read(&given(options));
         self.shared.promise(async move {
             let (engine, control) = (engine?, control?);
             let cases = battery::cases();
@@ -616,51 +620,27 @@ impl Eda {
         })
     }
 
-    /// Times an operation on random inputs.
-    #[wasm_bindgen(unchecked_return_type = "Promise<BenchResult>")]
+    /// A whole benchmark run: the ceilings of this engine, then each case, as `eda bench --json` leaves it. The CPU
+    /// engine lets the page have a turn between samples.
+    #[wasm_bindgen(unchecked_return_type = "Promise<Report>")]
     pub fn bench(
         &self,
-        #[wasm_bindgen(unchecked_param_type = "Problem")] problem: JsValue,
-        #[wasm_bindgen(unchecked_param_type = "BenchOptions")] options: Object,
+        #[wasm_bindgen(unchecked_optional_param_type = "BenchOptions")] options: Option<Object>,
     ) -> Promise {
         let engine = self.shared.engine();
-        let problem = input::read_problem(&problem, &[]);
-        let options: JsValue = options.into();
+        let options = given(options);
         let control = Control::read(&options);
         let what = bench::What::read(&options);
-        let info = self.shared.info.clone();
-        self.shared.promise(async move {
-            let (engine, problem, control, what) = (engine?, problem?, control?, what?);
-            let timestamps = get(&info, "timestamps")?.is_some_and(|t| t.is_truthy());
-            let report = bench::run(&engine, &problem, &what, &control).await?;
-            let out = report.object(&problem, &what);
-            set(&out, "clock", if timestamps { "device" } else { "host" });
-            set(&out, "engine", info);
-            Ok(out.into())
-        })
-    }
-
-    /// A whole benchmark run: the ceilings of this engine, then each case, as `eda bench --json` leaves it. The CPU
-    /// engine keeps its thread busy for each case.
-    #[wasm_bindgen(unchecked_return_type = "Promise<Report>")]
-    pub fn report(
-        &self,
-        #[wasm_bindgen(unchecked_optional_param_type = "ReportOptions")] options: Option<Object>,
-    ) -> Promise {
-        let engine = self.shared.engine();
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
-        let control = Control::read(&options);
-        let what = report::What::read(&options);
         self.shared.promise(async move {
             let (engine, control, what) = (engine?, control?, what?);
-            json(&report::measure(&engine, &what, &control).await?)
+            json(&bench::measure(&engine, &what, &control).await?)
         })
     }
 
     /// Reads a report from its JSON text and checks that its values can be those of a run.
     #[wasm_bindgen(js_name = readReport, unchecked_return_type = "Report")]
     pub fn read_report(text: &str) -> Result<JsValue, JsValue> {
-        let read = || json(&report::read(text)?);
+        let read = || json(&bench::read(text)?);
         Ok(read()?)
     }
 
@@ -704,7 +684,7 @@ impl Eda {
     ) -> Result<Object, JsValue> {
         let problem = input::read_problem(&problem, &[])?;
         problem.validate().map_err(Failure::from)?;
-        let recipe = read_recipe(&recipe.map_or(JsValue::UNDEFINED, JsValue::from))?;
+        let recipe = read_recipe(&given(recipe))?;
         let values = Operand::ALL.into_iter().filter(|&o| problem.uses(o));
         let values: usize = values.map(|o| problem.len(o)).sum();
         input::room("the inputs", values.saturating_mul(4)).map_err(Failure::from)?;

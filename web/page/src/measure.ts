@@ -130,7 +130,7 @@ async function start(): Promise<void> {
   status.textContent = "Opening the engine…";
   try {
     const report = await call(
-      "report",
+      "bench",
       { quick: effort.value === "quick", operations, rules },
       {
         signal: control.signal,

@@ -61,8 +61,8 @@ const methods = {
   async check(_: undefined, follow: Follow) {
     return (await engine()).check({ ...follow });
   },
-  async report(options: object, follow: Follow) {
-    return (await engine()).report({ ...options, ...follow });
+  async bench(options: object, follow: Follow) {
+    return (await engine()).bench({ ...options, ...follow });
   },
   async readReport(text: string) {
     await init();
