@@ -7,34 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 
-step() {
-    printf '\n== %s (%d min %02d s)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60))
-}
-
-as_root() {
-    if [ "$(id -u)" -eq 0 ]; then
-        "$@"
-    elif command -v sudo >/dev/null; then
-        sudo "$@"
-    else
-        echo "This needs root, and there is no sudo: $*" >&2
-        return 1
-    fi
-}
-
-# need WHAT PACKAGE...: installs packages that provide WHAT, or says what to install.
-need() {
-    local what=$1
-    shift
-    if command -v apt-get >/dev/null; then
-        step "installing $what: $*"
-        as_root apt-get update -qq
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
-    else
-        echo "Missing: $what. On Debian it is in: $*. Install your system's equivalent and run this again." >&2
-        exit 1
-    fi
-}
+. scripts/common.sh
 
 have_vulkan() {
     # The loader, and a driver's manifest where the loader looks for one.
@@ -48,7 +21,7 @@ have_vulkan() {
 if [ "$(uname -s)" = Linux ] && ! have_vulkan; then
     need "a Vulkan driver (the software driver lavapipe)" libvulkan1 mesa-vulkan-drivers
 fi
-command -v node >/dev/null && command -v npm >/dev/null || need "node and npm" nodejs npm
+need_node
 for component in rustfmt clippy; do
     if ! cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1; then
         command -v rustup >/dev/null || {

@@ -12,45 +12,21 @@
 # (rustc-web) in place of rustup's target.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+mkdir -p "${CARGO_TARGET_DIR:-target}"
+target=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)
 tools=$target/web-tools
 triple=wasm32-unknown-unknown
 most=400000 # bytes of the module, gzipped
+browsers=(${EDA_WEB_BROWSERS:-chromium firefox})
 
-step() {
-    printf '\n== web: %s (%d min %02d s)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60))
-}
-
-as_root() {
-    if [ "$(id -u)" -eq 0 ]; then
-        "$@"
-    elif command -v sudo >/dev/null; then
-        sudo "$@"
-    else
-        echo "This needs root, and there is no sudo: $*" >&2
-        return 1
-    fi
-}
-
-# need WHAT PACKAGE...: installs packages that provide WHAT, or says what to install.
-need() {
-    local what=$1
-    shift
-    if command -v apt-get >/dev/null; then
-        step "installing $what: $*"
-        as_root apt-get update -qq
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
-    else
-        echo "Missing: $what. On Debian it is in: $*. Install your system's equivalent and run this again." >&2
-        exit 1
-    fi
-}
+. scripts/common.sh
+scope="web: "
 
 # Debian's compiler comes without the standard library for the target; it is built once, from its own sources.
 debian_library=/usr/lib/rustlib/$triple/lib
 debian_toolchain() {
-    [ -x /usr/bin/rustc ] && [ -x /usr/bin/cargo ] && [ -d /usr/lib/rustlib/src/rust/library ] ||
-        need "Debian's Rust for the browser" rustc-web cargo-web rust-web-src rust-web-llvm
+    [ -x /usr/bin/rustc ] && [ -x /usr/bin/cargo-clippy ] && [ -d /usr/lib/rustlib/src/rust/library ] ||
+        need "Debian's Rust for the browser" rustc-web cargo-web rust-web-clippy rust-web-src rust-web-llvm
     # The linker of an installed Rust, else Debian's.
     linker=$(find "$(rustc --print sysroot 2>/dev/null)" -name rust-lld -path '*rustlib*' 2>/dev/null | head -1)
     if [ -z "$linker" ]; then
@@ -110,7 +86,7 @@ bindgen() {
 }
 
 packages() {
-    command -v node >/dev/null && command -v npm >/dev/null || need "node and npm" nodejs npm
+    need_node
     (cd web && npm install --no-audit --no-fund --silent)
 }
 
@@ -140,21 +116,68 @@ build() {
     }
 }
 
-site() {
-    packages
-    step "the demo page"
+built() {
     [ -f web/dist/index.js ] || {
         echo "There is no build: run scripts/web.sh build first." >&2
         exit 1
     }
+}
+
+site() {
+    built
+    packages
+    step "the demo page"
     (cd web && npm run --silent types && npm run --silent site -- --logLevel warn)
     echo "web/page/dist: $(du -sh web/page/dist | cut -f1), of which inputs and results are loaded where they are looked at"
+}
+
+install_browsers() {
+    for browser in "${browsers[@]}"; do
+        case $browser in
+        chromium) [ -n "${EDA_CHROMIUM:-}" ] || [ -x /usr/bin/chromium ] || [ -x /usr/bin/chromium-browser ] ||
+            [ -x /usr/bin/google-chrome ] || need "Chromium" chromium ;;
+        firefox) [ -n "${EDA_FIREFOX:-}" ] || [ -x /usr/bin/firefox-esr ] || [ -x /usr/bin/firefox ] ||
+            need "Firefox with a software driver" firefox-esr mesa-vulkan-drivers libvulkan1 ;;
+        esac
+    done
+}
+
+package_tests() {
+    built
+    toolchain
+    bindgen
+    packages
+    install_browsers
+    step "lints"
+    # Cargo takes the first clippy that it finds: that of the same toolchain.
+    PATH="$(dirname "$(command -v "${cargo[0]}")"):$PATH" "${cargo[@]}" clippy --lib --target $triple \
+        --no-default-features --features web -- -D warnings
+    step "the package as npm packs it, types, a Vite build"
+    (
+        cd web
+        rm -rf tests/vite/node_modules
+        tarball=$(npm pack --silent)
+        npm install --no-save --no-audit --no-fund --silent --prefix tests/vite "./$tarball"
+        rm "$tarball"
+        node_modules/.bin/tsc --noEmit --strict --target es2022 --lib es2022,dom --module nodenext \
+            --moduleResolution nodenext --skipLibCheck false tests/vite/types.ts
+        (cd tests/vite && ../../node_modules/.bin/vite build --logLevel warn)
+    )
+
+    for browser in "${browsers[@]}"; do
+        step "golden cases through WebGPU in $browser"
+        EDA_WEB_BROWSER=$browser CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER="node $PWD/web/tests/runner.mjs" \
+            "${cargo[@]}" test --profile web --target $triple --no-default-features --features file --test web
+        step "the package in $browser"
+        node web/tests/run.mjs "$browser"
+    done
 }
 
 # Where the command line is built too, times are compared with its own.
 page_tests() {
     site
-    for browser in ${EDA_WEB_BROWSERS:-chromium firefox}; do
+    install_browsers
+    for browser in "${browsers[@]}"; do
         step "the demo page in $browser"
         EDA_NATIVE=${EDA_NATIVE:-$target/release/eda} node web/tests/page.mjs "$browser"
     done
@@ -165,12 +188,12 @@ build) build ;;
 site) site ;;
 page) page_tests ;;
 test)
-    . scripts/web-test.sh
+    package_tests
     page_tests
     ;;
 all)
     build
-    . scripts/web-test.sh
+    package_tests
     page_tests
     ;;
 *)

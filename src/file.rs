@@ -533,12 +533,17 @@ impl Header {
             None => number("scale")?,
         };
 
-        let gate_inputs = self.has("A_log") || self.has("dt_bias");
-        let raw_decay = rule.update().decay != DecayKind::None
-            && ((rule != Rule::Rwkv7 && self.has("a")) || (!self.has("g") && gate_inputs));
-        if raw_decay {
-            problem.decay = Decay::Gate(self.decay_gate(path, rule, number("lower_bound")?)?);
-        }
+        let forms = Forms {
+            has: |name: &str| self.has(name),
+            allow_neg_eigval: flag("allow_neg_eigval")?.unwrap_or(false),
+            raw: match options.normalize {
+                true => Some(true),
+                false => flag("raw")?,
+            },
+        };
+        forms.set(&mut problem, || {
+            self.decay_gate(path, rule, number("lower_bound")?)
+        })?;
         if rule.update().decay != DecayKind::None {
             let name = problem.name(Operand::G);
             let rank = self.entries.get(name).map(|entry| entry.shape.len());
@@ -552,54 +557,99 @@ impl Header {
                 None => problem.decay_per_head,
             };
         }
-
-        let logit = match flag("allow_neg_eigval")? {
-            Some(true) => GateForm::TwiceSigmoid,
-            _ => GateForm::Sigmoid,
-        };
-        if self.has("beta_logit") {
-            problem.beta = logit;
-        }
-        if self.has("gamma_logit") {
-            problem.gamma = logit;
-        }
-        let raw_names =
-            raw_decay || gate_inputs || self.has("beta_logit") || self.has("gamma_logit");
-        problem.normalize = options.normalize || flag("raw")?.unwrap_or(raw_names);
         Ok(problem)
     }
 
     fn decay_gate(&self, path: &Path, rule: Rule, lower_bound: Option<f32>) -> Result<DecayGate> {
-        let named = self.metadata(path, "decay_gate", "`safe`, `sigmoid` or `softplus`", |s| {
-            ["safe", "sigmoid", "softplus"]
-                .into_iter()
-                .find(|&gate| gate == s.trim())
-        })?;
-        let gate = named.unwrap_or(match rule {
-            Rule::Eda => "safe",
-            Rule::Kda if lower_bound.is_some() => "sigmoid",
-            _ => "softplus",
-        });
-        match (gate, lower_bound) {
-            ("safe", bound) => Ok(DecayGate::Safe {
-                lower_bound: bound.unwrap_or(-5.0),
-            }),
-            ("sigmoid", Some(lower_bound)) => Ok(DecayGate::Sigmoid { lower_bound }),
-            ("sigmoid", None) => Err(file_error(
+        let name = self.metadata.get("decay_gate").map(|s| printable(s.trim()));
+        decay_gate(rule, name.as_deref(), lower_bound).map_err(|e| match e {
+            Error::Unsupported { what, found, limit } => file_error(
                 path,
-                "metadata `lower_bound`: expected a number for decay_gate `sigmoid`, found none",
-            )),
-            (_, None) => Ok(DecayGate::Softplus),
-            // Dropping a stated bound would give a silently different decay.
-            (_, Some(bound)) => Err(file_error(
-                path,
-                format!(
-                    "metadata `lower_bound`: expected none for decay_gate `softplus` \
-                     (or decay_gate `safe` or `sigmoid`), found {bound}"
-                ),
-            )),
-        }
+                format!("metadata `{what}`: expected {limit}, found {found}"),
+            ),
+            e => e,
+        })
     }
+}
+
+/// What form a problem's inputs have, as their names tell.
+pub(crate) struct Forms<F> {
+    /// Whether there is a tensor of a name.
+    pub(crate) has: F,
+    /// Gates are twice the sigmoid of their logits.
+    pub(crate) allow_neg_eigval: bool,
+    /// Addresses are to be normalised; told by the names where `None`.
+    pub(crate) raw: Option<bool>,
+}
+
+impl<F: Fn(&str) -> bool> Forms<F> {
+    /// Sets the forms of decay and gates; `decay_gate` is asked where the decay is a raw input.
+    pub(crate) fn set<E>(
+        &self,
+        problem: &mut Problem,
+        decay_gate: impl FnOnce() -> Result<DecayGate, E>,
+    ) -> Result<(), E> {
+        let has = &self.has;
+        let rule = problem.rule;
+        let gate_inputs = has("A_log") || has("dt_bias");
+        let raw_decay = rule.update().decay != DecayKind::None
+            && ((rule != Rule::Rwkv7 && has("a")) || (!has("g") && gate_inputs));
+        if raw_decay {
+            problem.decay = Decay::Gate(decay_gate()?);
+        }
+        let logit = match self.allow_neg_eigval {
+            true => GateForm::TwiceSigmoid,
+            false => GateForm::Sigmoid,
+        };
+        if has("beta_logit") {
+            problem.beta = logit;
+        }
+        if has("gamma_logit") {
+            problem.gamma = logit;
+        }
+        let raw = raw_decay || gate_inputs || has("beta_logit") || has("gamma_logit");
+        problem.normalize = self.raw.unwrap_or(raw);
+        Ok(())
+    }
+}
+
+/// The decay gate of that name, or the rule's own.
+pub(crate) fn decay_gate(
+    rule: Rule,
+    name: Option<&str>,
+    lower_bound: Option<f32>,
+) -> Result<DecayGate> {
+    let name = name.unwrap_or(match rule {
+        Rule::Eda => "safe",
+        Rule::Kda if lower_bound.is_some() => "sigmoid",
+        _ => "softplus",
+    });
+    let (what, found, limit) = match (name, lower_bound) {
+        ("safe", bound) => {
+            return Ok(DecayGate::Safe {
+                lower_bound: bound.unwrap_or(-5.0),
+            });
+        }
+        ("sigmoid", Some(lower_bound)) => return Ok(DecayGate::Sigmoid { lower_bound }),
+        ("softplus", None) => return Ok(DecayGate::Softplus),
+        ("sigmoid", None) => (
+            "lower_bound",
+            "none".into(),
+            "a number for decay_gate `sigmoid`",
+        ),
+        // Dropping a stated bound would give a silently different decay.
+        ("softplus", Some(bound)) => (
+            "lower_bound",
+            bound.to_string(),
+            "none for decay_gate `softplus` (or decay_gate `safe` or `sigmoid`)",
+        ),
+        (other, _) => (
+            "decay_gate",
+            format!("`{other}`"),
+            "`safe`, `sigmoid` or `softplus`",
+        ),
+    };
+    Err(Error::unsupported(what, found, limit))
 }
 
 /// A number that the data can be converted to.

@@ -1,158 +1,290 @@
-//! Times whole calls of an engine: how long the passes take, and how long it is from typed arrays to typed arrays.
+//! A whole benchmark run as `eda bench` makes it, and the reader of what such a run has left.
 
-use super::error::Result;
-use super::input::{self, Control, Input, set};
+use super::error::{Failure, Result};
+use super::input::{self, Control, get};
 use super::turn;
-use crate::engine::{DecodeOptions, Element, Engine, Pool, PrefillOptions};
+use crate::bench::report::{
+    Adapter, Case, Ceilings, FORMAT, Key, Op, Report, Samples, Skipped, Timing,
+};
+use crate::bench::run::{self, Plan, Spec};
+use crate::bench::{ceilings, count, random_values};
+use crate::cpu::{self, CpuEngine};
+use crate::engine::{DecodeOptions, Element, Engine, PrefillOptions};
 use crate::error::Error;
-use crate::generate::{self, Decays, Recipe};
-use crate::problem::Problem;
+use crate::problem::{Operand, Tensors};
+use crate::rule::Rule;
 use crate::slots::Row;
-use js_sys::{Array, Object};
+use js_sys::{Array, Date};
 use std::time::Duration;
 use wasm_bindgen::JsValue;
 use web_time::Instant;
 
-/// What is timed, and how often.
+/// What is measured.
 pub(super) struct What {
-    decode: bool,
+    quick: bool,
+    operations: Vec<Op>,
+    rules: Vec<Rule>,
+    /// The engine's own where there are none.
+    shapes: Vec<[usize; 6]>,
     element: Element,
-    samples: usize,
-    warm_up: Duration,
+}
+
+/// The members of an array that is a property; none where it is absent.
+fn list(options: &JsValue, key: &str) -> Result<Vec<JsValue>> {
+    match get(options, key)? {
+        None => Ok(Vec::new()),
+        Some(value) if Array::is_array(&value) => Ok(Array::from(&value).to_vec()),
+        Some(_) => Err(Error::unsupported(key, "no array", "an array").into()),
+    }
+}
+
+fn names(options: &JsValue, key: &str) -> Result<Vec<String>> {
+    let name = |value: JsValue| {
+        value
+            .as_string()
+            .ok_or_else(|| Error::unsupported(key, "a value of another type", "names").into())
+    };
+    list(options, key)?.into_iter().map(name).collect()
+}
+
+/// `[B, T, H, HV, K, V]`.
+fn shape(value: JsValue) -> Result<[usize; 6]> {
+    let sizes: Option<Vec<usize>> = Array::is_array(&value).then(|| {
+        let size = |x: JsValue| match x.as_f64() {
+            Some(x) if x.fract() == 0.0 && (1.0..=1e9).contains(&x) => x as usize,
+            _ => 0,
+        };
+        Array::from(&value).iter().map(size).collect()
+    });
+    match sizes.and_then(|s| <[usize; 6]>::try_from(s).ok()) {
+        Some(sizes) if !sizes.contains(&0) => Ok(sizes),
+        _ => {
+            let limit = "six whole numbers above 0, [B, T, H, HV, K, V]";
+            Err(Error::unsupported("shapes", "something else", limit).into())
+        }
+    }
 }
 
 impl What {
     pub(super) fn read(options: &JsValue) -> Result<Self> {
-        let decode = match input::string(options, "operation")?.as_deref() {
-            Some("prefill") => false,
-            Some("decode") => true,
-            other => {
-                let found = other.map_or("absent".into(), |o| format!("`{o}`"));
-                return Err(Error::unsupported("operation", found, "prefill or decode").into());
+        let operation = |name: String| match name.as_str() {
+            "prefill" => Ok(Op::Prefill),
+            "decode" => Ok(Op::Decode),
+            _ => {
+                let found = format!("`{name}`");
+                Err(Error::unsupported("operations", found, "prefill or decode").into())
             }
         };
+        let operations: Result<Vec<Op>> = names(options, "operations")?
+            .into_iter()
+            .map(operation)
+            .collect();
+        let mut operations = operations?;
+        if operations.is_empty() {
+            operations = vec![Op::Prefill, Op::Decode];
+        }
+        let mut rules = names(options, "rules")?;
+        if rules.is_empty() {
+            rules = vec!["eda".into()];
+        }
+        let rules: std::result::Result<_, Error> =
+            rules.iter().map(|name| Rule::from_name(name, 2)).collect();
+        let shapes: Result<_> = list(options, "shapes")?.into_iter().map(shape).collect();
         Ok(Self {
-            decode,
+            quick: input::flag(options, "quick")?.unwrap_or(false),
+            operations,
+            rules: rules?,
+            shapes: shapes?,
             element: input::element(options)?,
-            samples: input::whole(options, "samples")?.unwrap_or(10).max(1),
-            warm_up: Duration::from_millis(input::whole(options, "warmUpMs")?.unwrap_or(300) as u64),
         })
     }
-}
 
-/// A sample takes at least so long.
-const SHORTEST: Duration = Duration::from_millis(20);
-
-/// Milliseconds of a call, for each sample.
-#[derive(Default)]
-pub(super) struct Report {
-    compute: Vec<f64>,
-    total: Vec<f64>,
-}
-
-impl Report {
-    pub(super) fn object(&self, problem: &Problem, what: &What) -> Object {
-        let out = Object::new();
-        let operation = if what.decode { "decode" } else { "prefill" };
-        set(&out, "operation", operation);
-        set(&out, "problem", input::problem_object(problem));
-        set(&out, "dtype", what.element.name());
-        let numbers = |x: &[f64]| -> Array { x.iter().map(|&x| JsValue::from(x)).collect() };
-        set(&out, "computeMs", numbers(&self.compute));
-        set(&out, "totalMs", numbers(&self.total));
-        // The mean, since times may be whole milliseconds.
-        let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len().max(1) as f64;
-        let ms = match mean(&self.compute) {
-            0.0 => mean(&self.total),
-            ms => ms,
-        };
-        let tokens = problem.total_tokens() as f64;
-        set(&out, "tokensPerSecond", tokens / ms.max(1e-6) * 1e3);
-        out
+    fn specs(&self, engine: &Engine) -> Vec<Spec> {
+        let mut specs: Vec<Spec> = Vec::new();
+        for &rule in &self.rules {
+            for &op in &self.operations {
+                let shapes = if self.shapes.is_empty() {
+                    run::default_shapes(engine, op, self.quick).1
+                } else {
+                    self.shapes.clone()
+                };
+                for shape in shapes {
+                    let spec = Spec {
+                        op,
+                        rule,
+                        shape,
+                        element: self.element,
+                        chunk: None,
+                    };
+                    // What was asked for twice is measured once.
+                    if !specs.contains(&spec) {
+                        specs.push(spec);
+                    }
+                }
+            }
+        }
+        specs
     }
 }
 
-/// Runs the warm-up and the samples.
-pub(super) async fn run(
-    engine: &Engine,
-    problem: &Problem,
-    what: &What,
-    control: &Control,
-) -> Result<Report> {
-    problem.validate()?;
-    let values: usize = crate::problem::Operand::ALL
-        .into_iter()
-        .filter(|&o| problem.uses(o))
-        .map(|o| problem.len(o))
-        .sum();
-    input::room("the inputs", values.saturating_mul(4))?;
-    let recipe = Recipe {
-        decays: Decays::Weak,
-        ..Recipe::default()
-    };
-    let input = Input {
-        problem: problem.clone(),
-        tensors: generate::tensors(problem, &recipe),
-    };
-    let mut pool = match what.decode {
-        true => Some(engine.pool(problem, problem.batch).await?),
-        false => None,
-    };
-    let rows: Vec<Row> = (0..problem.batch as i32).map(Row::continues).collect();
-    let mut report = Report::default();
-    let begun = Instant::now();
-    let mut warm = false;
-    while report.compute.len() < what.samples {
-        let phase = if warm { "" } else { "warm-up" };
-        control.tell(report.compute.len(), what.samples, phase);
+/// The browser, as it names itself.
+fn browser() -> Result<String> {
+    let navigator = get(&js_sys::global(), "navigator")?.unwrap_or_default();
+    Ok(input::string(&navigator, "userAgent")?.unwrap_or_default())
+}
+
+/// Ceilings, then each case. A call between them ends where the signal says so.
+pub(super) async fn measure(engine: &Engine, what: &What, control: &Control) -> Result<Report> {
+    let date = String::from(Date::new_0().to_iso_string());
+    let specs = what.specs(engine);
+    let plan = Plan::of(engine, what.quick);
+    let total = specs.len() + 1;
+    control.tell(0, total, "ceilings");
+    turn().await?;
+    control.check()?;
+    let ceilings = ceilings::measure(engine, &plan).await?;
+    let mut cases: Vec<Case> = Vec::new();
+    let mut skipped = Vec::new();
+    for (i, spec) in specs.iter().enumerate() {
+        let name = Key::new(spec.op, &spec.problem(), spec.element).to_string();
+        control.tell(i + 1, total, &name);
         turn().await?;
         control.check()?;
-        let start = Instant::now();
-        let (mut compute, mut calls) = (0.0, 0.0);
-        // Browsers round their clock to a millisecond or so: a short call is repeated.
-        while calls == 0.0 || start.elapsed() < SHORTEST {
-            compute += call(engine, problem, &input, what, pool.as_mut(), &rows).await?;
-            calls += 1.0;
+        let case = match engine {
+            Engine::Cpu(engine) => on_cpu(engine, spec, &plan, &ceilings, control).await,
+            Engine::Gpu(_) => {
+                let case = run::case(engine, spec, &plan, &ceilings).await;
+                case.map_err(Failure::from)
+            }
+        };
+        match case {
+            Ok(case) => cases.push(case),
+            Err(Failure::Eda(e @ (Error::Unsupported { .. } | Error::OutOfMemory { .. }))) => {
+                skipped.push(Skipped {
+                    case: name,
+                    reason: e.to_string(),
+                });
+            }
+            Err(e) => return Err(e),
         }
-        let total = start.elapsed().as_secs_f64() * 1e3 / calls;
-        if warm {
-            report.compute.push(compute / calls);
-            report.total.push(total);
-        }
-        warm |= begun.elapsed() >= what.warm_up;
     }
-    control.tell(what.samples, what.samples, "");
-    Ok(report)
+    control.tell(total, total, "");
+    if let (true, Some(first)) = (cases.is_empty(), skipped.first()) {
+        let (case, reason) = (first.case.clone(), first.reason.clone());
+        return Err(Error::unsupported(case, reason, "what this engine runs").into());
+    }
+    let mut adapter = Adapter::of(engine);
+    if adapter.driver_info.is_empty() {
+        adapter.driver_info = browser()?;
+    }
+    Ok(Report {
+        format: FORMAT.into(),
+        crate_version: env!("CARGO_PKG_VERSION").into(),
+        commit: option_env!("EDA_COMMIT").map(Into::into),
+        // Whole seconds, as natively.
+        date: format!("{}Z", date.split('.').next().unwrap_or_default()),
+        os: "browser".into(),
+        arch: std::env::consts::ARCH.into(),
+        quick: what.quick,
+        tier: engine.description().tier,
+        adapter,
+        ceilings,
+        // Browsers build pipelines when they like, and do not say how long it took.
+        pipelines: None,
+        cases,
+        skipped,
+    })
 }
 
-/// One call; its time of the passes, milliseconds.
-async fn call(
-    engine: &Engine,
-    problem: &Problem,
-    input: &Input,
-    what: &What,
-    pool: Option<&mut Pool>,
-    rows: &[Row],
-) -> Result<f64> {
-    match pool {
-        Some(pool) => {
-            let tensors = input.tensors.slices();
-            let options = DecodeOptions {
-                element: what.element,
-                ..DecodeOptions::default()
-            };
-            let call = engine.decode(problem, &tensors, pool, rows, &options);
-            Ok(call.await?.1)
-        }
-        None => {
-            let options = PrefillOptions {
-                element: what.element,
-                ..PrefillOptions::default()
-            };
-            // It tells nothing: samples are counted.
-            let quiet = Control::read(&JsValue::UNDEFINED)?;
-            let run = super::prefill(engine, input, &options, &quiet).await?;
-            Ok(run.compute_ms)
+/// A sample takes at least so long: browsers round their clock to a millisecond.
+const SAMPLE: Duration = Duration::from_millis(50);
+
+/// As natively, but that a sample is the mean of as many calls as the clock can tell, and that the page has a turn
+/// before each.
+async fn on_cpu(
+    engine: &CpuEngine,
+    spec: &Spec,
+    plan: &Plan,
+    ceilings: &Ceilings,
+    control: &Control,
+) -> Result<Case> {
+    let problem = spec.problem();
+    problem.validate()?;
+    let bytes = count::bytes(spec.op, &problem, Element::F32);
+    input::room("the inputs and outputs", bytes as usize)?;
+    let mut tensors = Tensors::new();
+    for operand in Operand::ALL {
+        if problem.uses(operand) && operand != Operand::InitialState {
+            let values = random_values(&problem, operand, problem.len(operand), 7);
+            tensors.set(operand, values);
         }
     }
+    let tensors = tensors.slices();
+    let rows: Vec<Row> = (0..problem.batch as i32).map(Row::continues).collect();
+    let mut pool = match spec.op {
+        Op::Prefill => None,
+        Op::Decode => Some(engine.pool(&problem, problem.batch)?),
+    };
+    let mut call = || -> Result<(), Error> {
+        match &mut pool {
+            None => {
+                let options = PrefillOptions {
+                    element: spec.element,
+                    ..PrefillOptions::default()
+                };
+                engine.prefill(&problem, &tensors, &options, &|_, _| {})?;
+            }
+            Some(pool) => {
+                let options = DecodeOptions {
+                    element: spec.element,
+                    ..DecodeOptions::default()
+                };
+                engine.decode(&problem, &tensors, pool, &rows, &options)?;
+            }
+        }
+        Ok(())
+    };
+    // How many calls a sample needs; and a warm-up.
+    let begun = Instant::now();
+    let mut calls = 0;
+    while begun.elapsed() < SAMPLE.max(plan.effort.warm_up) {
+        call()?;
+        calls += 1;
+    }
+    let call_seconds = begun.elapsed().as_secs_f64() / f64::from(calls);
+    let repetitions = (SAMPLE.as_secs_f64() / call_seconds).ceil() as usize;
+    let fit = plan.budget.as_secs_f64() / (call_seconds * repetitions as f64);
+    let samples = plan.effort.samples.min((fit as usize).max(5));
+    let mut samples_ms = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        turn().await?;
+        control.check()?;
+        let begun = Instant::now();
+        for _ in 0..repetitions {
+            call()?;
+        }
+        samples_ms.push(begun.elapsed().as_secs_f64() * 1e3 / repetitions as f64);
+    }
+    let times = Samples {
+        timing: Timing::Wall,
+        repetitions,
+        samples_ms,
+    };
+    Ok(Case {
+        chunk: (spec.op == Op::Prefill).then_some(cpu::DEFAULT_CHUNK),
+        warm_up_ms: plan.effort.warm_up.as_secs_f64() * 1e3,
+        ..Case::new(spec.op, &problem, spec.element, times, ceilings)
+    })
+}
+
+/// Reads a report and checks that it can be that of a run.
+pub(super) fn read(text: &str) -> Result<Report> {
+    let bad = |message: String| Error::File {
+        path: "the report".into(),
+        message,
+    };
+    let report: Report = serde_json::from_str(text)
+        .map_err(|e| bad(format!("expected a report of `eda bench` ({FORMAT}): {e}")))?;
+    report.check().map_err(|e| bad(e.to_string()))?;
+    Ok(report)
 }

@@ -1,5 +1,6 @@
 //! Errors as JavaScript sees them: `Error` objects with a `code`, and the messages of [`crate::Error`].
 
+use super::input::set;
 use crate::error::Error;
 use crate::problem::FINITE;
 use js_sys::Reflect;
@@ -47,13 +48,9 @@ fn code(error: &Error) -> &'static str {
 pub(super) fn object(error: &Error) -> JsValue {
     let object = js_sys::Error::new(&error.to_string());
     object.set_name("EdaError");
-    // Setting a property of a fresh object cannot fail.
-    let set = |key: &str, value: &str| {
-        let _ = Reflect::set(&object, &key.into(), &value.into());
-    };
-    set("code", code(error));
+    set(&object, "code", code(error));
     if let Error::Tensor { tensor, .. } = error {
-        set("tensor", tensor);
+        set(&object, "tensor", tensor);
     }
     object.into()
 }

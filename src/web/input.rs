@@ -2,8 +2,9 @@
 //! checked and copied at once, so that what the page does with its arrays afterwards does not matter.
 
 use super::error::{Failure, Result};
-use crate::engine::{Element, Progress};
+use crate::engine::Element;
 use crate::error::Error;
+use crate::file::{Forms, decay_gate};
 use crate::problem::{Decay, DecayGate, GateForm, Operand, Outputs, Problem, Tensors};
 use crate::rule::{DecayKind, Rule};
 use crate::slots::Row;
@@ -56,15 +57,30 @@ fn bad(what: &str, found: &JsValue, expected: impl std::fmt::Display) -> Failure
     Error::unsupported(what, kind(found), expected).into()
 }
 
-/// A whole number from 0 up.
-pub(super) fn whole(object: &JsValue, key: &str) -> Result<Option<usize>> {
-    let Some(value) = get(object, key)? else {
-        return Ok(None);
-    };
-    whole_value(key, &value).map(Some)
+/// A property of some type, told apart by `read`.
+fn property<T>(
+    object: &JsValue,
+    key: &str,
+    expected: &str,
+    read: impl FnOnce(&JsValue) -> Option<T>,
+) -> Result<Option<T>> {
+    match get(object, key)? {
+        None => Ok(None),
+        Some(value) => match read(&value) {
+            None => Err(bad(key, &value, expected)),
+            found => Ok(found),
+        },
+    }
 }
 
-fn whole_value(what: &str, value: &JsValue) -> Result<usize> {
+/// A whole number from 0 up.
+pub(super) fn whole(object: &JsValue, key: &str) -> Result<Option<usize>> {
+    get(object, key)?
+        .map(|value| whole_value(key, &value))
+        .transpose()
+}
+
+pub(super) fn whole_value(what: &str, value: &JsValue) -> Result<usize> {
     const MOST: f64 = (1u32 << 31) as f64;
     match value.as_f64() {
         Some(x) if x.fract() == 0.0 && (0.0..=MOST).contains(&x) => Ok(x as usize),
@@ -73,43 +89,19 @@ fn whole_value(what: &str, value: &JsValue) -> Result<usize> {
 }
 
 fn number(object: &JsValue, key: &str) -> Result<Option<f32>> {
-    let Some(value) = get(object, key)? else {
-        return Ok(None);
-    };
-    match value.as_f64() {
-        Some(x) => Ok(Some(x as f32)),
-        None => Err(bad(key, &value, "a number")),
-    }
+    property(object, key, "a number", |x| Some(x.as_f64()? as f32))
 }
 
 pub(super) fn flag(object: &JsValue, key: &str) -> Result<Option<bool>> {
-    let Some(value) = get(object, key)? else {
-        return Ok(None);
-    };
-    match value.as_bool() {
-        Some(x) => Ok(Some(x)),
-        None => Err(bad(key, &value, "true or false")),
-    }
+    property(object, key, "true or false", JsValue::as_bool)
 }
 
 pub(super) fn string(object: &JsValue, key: &str) -> Result<Option<String>> {
-    let Some(value) = get(object, key)? else {
-        return Ok(None);
-    };
-    match value.as_string() {
-        Some(x) => Ok(Some(x)),
-        None => Err(bad(key, &value, "a string")),
-    }
+    property(object, key, "a string", JsValue::as_string)
 }
 
 fn function(object: &JsValue, key: &str) -> Result<Option<Function>> {
-    let Some(value) = get(object, key)? else {
-        return Ok(None);
-    };
-    match value.dyn_into::<Function>() {
-        Ok(f) => Ok(Some(f)),
-        Err(value) => Err(bad(key, &value, "a function")),
-    }
+    property(object, key, "a function", |x| x.dyn_ref().cloned())
 }
 
 /// `dtype`: how inputs and outputs are stored on the GPU.
@@ -306,7 +298,6 @@ fn check_problem(object: &JsValue) -> Result<()> {
 /// need no tensors.
 pub(super) fn read_problem(object: &JsValue, found: &[(String, JsValue)]) -> Result<Problem> {
     check_problem(object)?;
-    let has = |name: &str| found.iter().any(|(n, _)| n == name);
     let size = |key| {
         whole(object, key)?.ok_or_else(|| {
             let limit = "a whole number: the sizes are B, T, H, HV, K and V";
@@ -330,13 +321,17 @@ pub(super) fn read_problem(object: &JsValue, found: &[(String, JsValue)]) -> Res
         problem.cu_seqlens = Some(whole_numbers("cu_seqlens", &offsets)?);
     }
 
-    let decays = rule.update().decay != DecayKind::None;
-    let gate_inputs = has("A_log") || has("dt_bias");
-    let raw_decay = decays && ((rule != Rule::Rwkv7 && has("a")) || (!has("g") && gate_inputs));
-    if raw_decay {
-        problem.decay = Decay::Gate(decay_gate(object, rule)?);
-    }
-    if decays && rule.update().decay == DecayKind::Channel {
+    let forms = Forms {
+        has: |name: &str| found.iter().any(|(n, _)| n == name),
+        allow_neg_eigval: flag(object, "allow_neg_eigval")?.unwrap_or(false),
+        raw: flag(object, "raw")?,
+    };
+    forms.set(&mut problem, || -> Result<_> {
+        let name = string(object, "decay_gate")?;
+        let lower_bound = number(object, "lower_bound")?;
+        Ok(decay_gate(rule, name.as_deref(), lower_bound)?)
+    })?;
+    if rule.update().decay == DecayKind::Channel {
         let g = found.iter().find(|(n, _)| n == problem.name(Operand::G));
         let length = g.and_then(|(_, value)| number_of_values(value));
         let per_head = sizes[0].saturating_mul(sizes[1]).saturating_mul(sizes[3]);
@@ -345,54 +340,7 @@ pub(super) fn read_problem(object: &JsValue, found: &[(String, JsValue)]) -> Res
             None => sizes[4] > 1 && per_head > 0 && length == Some(per_head),
         };
     }
-    let logit = match flag(object, "allow_neg_eigval")? {
-        Some(true) => GateForm::TwiceSigmoid,
-        _ => GateForm::Sigmoid,
-    };
-    if has("beta_logit") {
-        problem.beta = logit;
-    }
-    if has("gamma_logit") {
-        problem.gamma = logit;
-    }
-    let raw = raw_decay || gate_inputs || has("beta_logit") || has("gamma_logit");
-    problem.normalize = flag(object, "raw")?.unwrap_or(raw);
     Ok(problem)
-}
-
-fn decay_gate(object: &JsValue, rule: Rule) -> Result<DecayGate> {
-    let lower_bound = number(object, "lower_bound")?;
-    let named = string(object, "decay_gate")?;
-    let gate = named.as_deref().unwrap_or(match rule {
-        Rule::Eda => "safe",
-        Rule::Kda if lower_bound.is_some() => "sigmoid",
-        _ => "softplus",
-    });
-    match (gate, lower_bound) {
-        ("safe", bound) => Ok(DecayGate::Safe {
-            lower_bound: bound.unwrap_or(-5.0),
-        }),
-        ("sigmoid", Some(lower_bound)) => Ok(DecayGate::Sigmoid { lower_bound }),
-        ("sigmoid", None) => {
-            Err(
-                Error::unsupported("lower_bound", "absent", "a number for decay_gate sigmoid")
-                    .into(),
-            )
-        }
-        ("softplus", None) => Ok(DecayGate::Softplus),
-        ("softplus", Some(bound)) => Err(Error::unsupported(
-            "lower_bound",
-            bound,
-            "none for decay_gate softplus (or decay_gate safe or sigmoid)",
-        )
-        .into()),
-        (other, _) => Err(Error::unsupported(
-            "decay_gate",
-            format!("`{other}`"),
-            "safe, sigmoid or softplus",
-        )
-        .into()),
-    }
 }
 
 /// Whole numbers from an array or typed array.
@@ -494,11 +442,6 @@ impl Control {
         }
         Ok(())
     }
-}
-
-/// A progress function as the engines take it.
-pub(super) fn as_progress<'a>(f: &'a (impl Fn(usize, usize) + Sync)) -> Progress<'a> {
-    f
 }
 
 /// A problem as an object, to be passed back in.

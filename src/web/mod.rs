@@ -7,7 +7,6 @@ mod bench;
 mod device;
 mod error;
 mod input;
-mod report;
 
 use crate::engine::{
     Backend, DecodeOptions, Description, Element, Engine, Pool, PrefillOptions, Run, Tier,
@@ -16,7 +15,6 @@ use crate::error::Error;
 use crate::file::ReadOptions;
 use crate::generate::{Decays, Gates, Keys, Recipe};
 use crate::gpu::engine::GpuEngine;
-use crate::gpu::kernels::validate_decode;
 use crate::problem::{Operand, Outputs, Problem, Tensors};
 use crate::{battery, cpu::CpuEngine, file, generate, parts, reference};
 use device::{About, Opened};
@@ -58,6 +56,11 @@ fn promise(work: impl Future<Output = Result<JsValue>> + 'static) -> Promise {
     future_to_promise(async move { work.await.map_err(JsValue::from) })
 }
 
+/// Options, or what stands for their absence.
+fn given(options: Option<Object>) -> JsValue {
+    options.map_or(JsValue::UNDEFINED, JsValue::from)
+}
+
 /// Lets the page have a turn.
 async fn turn() -> Result<()> {
     sleep(0).await
@@ -78,6 +81,8 @@ fn json(value: &impl serde::Serialize) -> Result<JsValue> {
     js_sys::JSON::parse(&text).map_err(Failure::Thrown)
 }
 
+type Listener = Closure<dyn FnMut(JsValue)>;
+
 /// What an `Eda` is, shared with the calls that are under way.
 struct Shared {
     engine: RefCell<Option<Rc<Engine>>>,
@@ -89,7 +94,7 @@ struct Shared {
     lost: Promise,
     resolve: Function,
     /// The device, and what listens to its errors outside of error scopes.
-    listener: RefCell<Option<(JsValue, Closure<dyn FnMut(JsValue)>)>>,
+    listener: RefCell<Option<(JsValue, Listener)>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -147,7 +152,10 @@ impl Shared {
                     sleep(20).await?;
                 }
             }
-            result
+            // What a call still got from an engine that was destroyed meanwhile is not told: `destroy()` rejects.
+            let value = result?;
+            shared.engine()?;
+            Ok(value)
         })
     }
 
@@ -212,7 +220,7 @@ impl Shared {
             return Ok(());
         }
         let weak = Rc::downgrade(self);
-        let listener = Closure::<dyn FnMut(JsValue)>::new(move |event: JsValue| {
+        let listener = Listener::new(move |event: JsValue| {
             let error = get(&event, "error").ok().flatten().unwrap_or_default();
             let memory =
                 error.unchecked_ref::<Object>().constructor().name() == "GPUOutOfMemoryError";
@@ -448,8 +456,9 @@ async fn prefill(
         return prefill_in_turns(engine, problem, &tensors, options, control).await;
     }
     let progress = control.progress();
-    let progress = input::as_progress(&progress);
-    let run = engine.prefill(problem, &tensors, options, progress).await?;
+    let run = engine
+        .prefill(problem, &tensors, options, &progress)
+        .await?;
     control.check()?;
     Ok(run)
 }
@@ -462,7 +471,7 @@ impl Eda {
     pub fn open(
         #[wasm_bindgen(unchecked_optional_param_type = "OpenOptions")] options: Option<Object>,
     ) -> Promise {
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
+        let options = given(options);
         promise(async move { Ok(open(options).await?.into()) })
     }
 
@@ -510,7 +519,7 @@ impl Eda {
     ) -> Promise {
         let engine = self.shared.engine();
         let input = Input::read(&problem, &tensors);
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
+        let options = given(options);
         let control = Control::read(&options);
         let options = prefill_options(&options);
         self.shared.promise(async move {
@@ -535,12 +544,9 @@ impl Eda {
         let shared = self.shared.clone();
         let engine = shared.engine();
         let problem = input::read_problem(&problem, &[]);
-        let holder = Object::new();
-        set(&holder, "slots", slots);
-        let slots = input::whole(&holder, "slots");
+        let slots = input::whole_value("slots", &slots);
         self.shared.promise(async move {
-            let (engine, problem) = (engine?, problem?);
-            let slots = slots?.ok_or_else(|| Error::unsupported("slots", "absent", "a number"))?;
+            let (engine, problem, slots) = (engine?, problem?, slots?);
             let pool = engine.pool(&problem, slots).await?;
             let state = Rc::new(PoolState {
                 pool: Mutex::new(Some(pool)),
@@ -570,15 +576,14 @@ impl Eda {
         let engine = self.shared.engine();
         let input = Input::read(&problem, &tensors);
         let rows = input::rows(&rows);
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
+        let options = given(options);
         let options = decode_options(&options);
         let pool = pool.state.clone();
         self.shared.promise(async move {
             let (engine, input, rows, options) = (engine?, input?, rows?, options?);
-            validate_decode(&input.problem, &input.tensors.slices())?;
             input::room("the outputs", input.problem.output_len().saturating_mul(4))?;
             let mut lock = pool.pool.lock().await;
-            let states = lock.as_mut().ok_or_else(freed)?;
+            let states = there(&pool, lock.as_mut())?;
             let tensors = input.tensors.slices();
             let (o, ms) = engine
                 .decode(&input.problem, &tensors, states, &rows, &options)
@@ -598,7 +603,7 @@ impl Eda {
         #[wasm_bindgen(unchecked_optional_param_type = "Control")] options: Option<Object>,
     ) -> Promise {
         let engine = self.shared.engine();
-        let control = Control::read(&options.map_or(JsValue::UNDEFINED, JsValue::from));
+        let control = Control::read(&given(options));
         self.shared.promise(async move {
             let (engine, control) = (engine?, control?);
             let cases = battery::cases();
@@ -615,51 +620,27 @@ impl Eda {
         })
     }
 
-    /// Times an operation on random inputs.
-    #[wasm_bindgen(unchecked_return_type = "Promise<BenchResult>")]
+    /// A whole benchmark run: the ceilings of this engine, then each case, as `eda bench --json` leaves it. The CPU
+    /// engine lets the page have a turn between samples.
+    #[wasm_bindgen(unchecked_return_type = "Promise<Report>")]
     pub fn bench(
         &self,
-        #[wasm_bindgen(unchecked_param_type = "Problem")] problem: JsValue,
-        #[wasm_bindgen(unchecked_param_type = "BenchOptions")] options: Object,
+        #[wasm_bindgen(unchecked_optional_param_type = "BenchOptions")] options: Option<Object>,
     ) -> Promise {
         let engine = self.shared.engine();
-        let problem = input::read_problem(&problem, &[]);
-        let options: JsValue = options.into();
+        let options = given(options);
         let control = Control::read(&options);
         let what = bench::What::read(&options);
-        let info = self.shared.info.clone();
-        self.shared.promise(async move {
-            let (engine, problem, control, what) = (engine?, problem?, control?, what?);
-            let timestamps = get(&info, "timestamps")?.is_some_and(|t| t.is_truthy());
-            let report = bench::run(&engine, &problem, &what, &control).await?;
-            let out = report.object(&problem, &what);
-            set(&out, "clock", if timestamps { "device" } else { "host" });
-            set(&out, "engine", info);
-            Ok(out.into())
-        })
-    }
-
-    /// A whole benchmark run: the ceilings of this engine, then each case, as `eda bench --json` leaves it. The CPU
-    /// engine keeps its thread busy for each case.
-    #[wasm_bindgen(unchecked_return_type = "Promise<Report>")]
-    pub fn report(
-        &self,
-        #[wasm_bindgen(unchecked_optional_param_type = "ReportOptions")] options: Option<Object>,
-    ) -> Promise {
-        let engine = self.shared.engine();
-        let options = options.map_or(JsValue::UNDEFINED, JsValue::from);
-        let control = Control::read(&options);
-        let what = report::What::read(&options);
         self.shared.promise(async move {
             let (engine, control, what) = (engine?, control?, what?);
-            json(&report::measure(&engine, &what, &control).await?)
+            json(&bench::measure(&engine, &what, &control).await?)
         })
     }
 
     /// Reads a report from its JSON text and checks that its values can be those of a run.
     #[wasm_bindgen(js_name = readReport, unchecked_return_type = "Report")]
     pub fn read_report(text: &str) -> Result<JsValue, JsValue> {
-        let read = || json(&report::read(text)?);
+        let read = || json(&bench::read(text)?);
         Ok(read()?)
     }
 
@@ -703,7 +684,7 @@ impl Eda {
     ) -> Result<Object, JsValue> {
         let problem = input::read_problem(&problem, &[])?;
         problem.validate().map_err(Failure::from)?;
-        let recipe = read_recipe(&recipe.map_or(JsValue::UNDEFINED, JsValue::from))?;
+        let recipe = read_recipe(&given(recipe))?;
         let values = Operand::ALL.into_iter().filter(|&o| problem.uses(o));
         let values: usize = values.map(|o| problem.len(o)).sum();
         input::room("the inputs", values.saturating_mul(4)).map_err(Failure::from)?;

@@ -198,36 +198,8 @@ export interface FileContent {
   expected: { o?: Float64Array; final_state?: Float64Array };
 }
 
-/** One measurement. */
-export interface BenchOptions extends Control {
-  /** `prefill` of the problem, or `decode` of its `T` tokens at once for `B` rows. */
-  operation: "prefill" | "decode";
-  /** As in `PrefillOptions`. */
-  dtype?: "f32" | "f16";
-  /** Times that are taken, each of a call, or of as many as fill 20 ms; 10 where absent. */
-  samples?: number;
-  /** Calls before the first sample go on for so long, milliseconds; 300 where absent. */
-  warmUpMs?: number;
-}
-
-export interface BenchResult {
-  operation: "prefill" | "decode";
-  problem: Problem;
-  dtype: "f32" | "f16";
-  /** What ran. */
-  engine: Info;
-  /** `device`: `computeMs` are times by the device's clock; `host`: wall times, which browsers may round to 1 ms. */
-  clock: "device" | "host";
-  /** Time of the passes of a call, for each sample, milliseconds. */
-  computeMs: number[];
-  /** Wall time of a call, from memory to memory, for each sample, milliseconds. */
-  totalMs: number[];
-  /** `B·T` over the mean of `computeMs`. */
-  tokensPerSecond: number;
-}
-
 /** What a benchmark run measures. */
-export interface ReportOptions extends Control {
+export interface BenchOptions extends Control {
   /** Small shapes and fewer samples: some seconds. */
   quick?: boolean;
   /** Both where absent. */

@@ -3,39 +3,17 @@
 import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { createServer } from "node:http";
 import { tmpdir } from "node:os";
-import { extname, join, normalize } from "node:path";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { launch, names } from "./browsers.mjs";
+import { finish, serve, skip, test } from "./common.mjs";
 
 const file = (path) => fileURLToPath(new URL(path, import.meta.url));
 // In a folder, as addresses in the page have to be relative.
 const site = "/some/folder/";
-const types = {
-  ".css": "text/css",
-  ".html": "text/html",
-  ".js": "text/javascript",
-  ".json": "application/json",
-  ".txt": "text/plain",
-  ".wasm": "application/wasm",
-};
-const server = createServer(async (request, response) => {
-  const path = normalize(decodeURIComponent(new URL(request.url, "http://localhost").pathname));
-  try {
-    if (!path.startsWith(site)) throw new Error("not of the site");
-    const name = path.slice(site.length) || "index.html";
-    const data = await readFile(join(file("../page/dist"), name));
-    response.writeHead(200, { "content-type": types[extname(name)] ?? "application/octet-stream" });
-    response.end(data);
-  } catch {
-    response.writeHead(404);
-    response.end();
-  }
-});
-await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
-const origin = `http://localhost:${server.address().port}`;
-const home = `${origin}${site}`;
+const server = await serve(file("../page/dist/"), site);
+const home = `${server.origin}${site}`;
 
 const shots = file("screenshots/");
 await mkdir(shots, { recursive: true });
@@ -88,6 +66,13 @@ function person(browser) {
       assert(found, `no button “${label}”`);
       await page.click("[data-pressed]");
     },
+    /** What “Download as JSON” would save. */
+    download: () =>
+      page.evaluate(`new Promise((resolve) => {
+        const make = URL.createObjectURL;
+        URL.createObjectURL = (blob) => { URL.createObjectURL = make; blob.text().then(resolve); return "#measure"; };
+        [...document.querySelectorAll("#view-measure button")].find((b) => b.textContent.startsWith("Download")).click();
+      })`),
     shot: (label) => page.screenshot({ path: join(shots, `${name}-${label}.png`), fullPage: true }),
   };
 }
@@ -106,21 +91,6 @@ async function accessible(page, label) {
   const serious = faults.filter(({ impact }) => impact === "serious" || impact === "critical");
   assert(serious.length === 0, `${label}: ${JSON.stringify(serious, null, 1)}`);
   return faults.length;
-}
-
-let failed = 0;
-const only = process.env.EDA_WEB_ONLY;
-async function test(what, work) {
-  if (only && !what.includes(only)) return;
-  const start = performance.now();
-  const seconds = () => `${((performance.now() - start) / 1000).toFixed(1)} s`;
-  try {
-    const line = await work();
-    console.log(`  ok    ${what} (${seconds()}): ${line}`);
-  } catch (error) {
-    failed++;
-    console.log(`  FAIL  ${what} (${seconds()}): ${error?.stack ?? error}`);
-  }
 }
 
 const asked = process.argv.slice(2);
@@ -320,11 +290,7 @@ for (const name of asked.length > 0 ? asked : names) {
     const sources = await page.evaluate("[...document.querySelectorAll('#view-measure .sources label')].map((l) => l.textContent.trim())");
     assert(sources.length === shipped + 1 && sources[0].startsWith("This browser"), sources.join("; "));
 
-    const saved = await page.evaluate(`new Promise((resolve) => {
-      const make = URL.createObjectURL;
-      URL.createObjectURL = (blob) => { URL.createObjectURL = make; blob.text().then(resolve); return "#measure"; };
-      [...document.querySelectorAll("#view-measure button")].find((b) => b.textContent.startsWith("Download")).click();
-    })`);
+    const saved = await p.download();
     const report = JSON.parse(saved);
     assert(report.format === "eda-bench/1" && report.os === "browser" && report.cases.length === 4, saved.slice(0, 300));
     const mine = join(scratch, `${name}.json`);
@@ -396,17 +362,15 @@ for (const name of asked.length > 0 ? asked : names) {
     return `no serious or critical fault, ${minor} smaller ones; nothing wider than the window`;
   });
 
-  if (name === "firefox" && existsSync(native)) {
-    await test("prefill against the command line, on the same driver", async () => {
+  // Chromium has a driver of its own, SwiftShader, which nothing else here runs on.
+  const beside = "prefill against the command line, on the same driver";
+  if (name === "firefox" && !existsSync(native)) skip(beside, `there is no ${native}`);
+  else if (name === "firefox") {
+    await test(beside, async () => {
       await open("measure");
       await p.choose("#backend", "webgpu");
       await p.until("document.querySelector('#engine').textContent.startsWith('WebGPU:')", 180);
       await page.evaluate(`[...document.querySelectorAll("#view-measure input[value=decode]")].forEach((box) => box.click())`);
-      await page.evaluate(`window.saved = () => new Promise((resolve) => {
-        const make = URL.createObjectURL;
-        URL.createObjectURL = (blob) => { URL.createObjectURL = make; blob.text().then(resolve); return "#measure"; };
-        [...document.querySelectorAll("#view-measure button")].find((b) => b.textContent.startsWith("Download")).click();
-      })`);
       const shortest = { page: new Map(), native: new Map() };
       const take = (which, report) => {
         for (const c of report.cases) {
@@ -418,7 +382,7 @@ for (const name of asked.length > 0 ? asked : names) {
       for (let round = 0; round < 2; round++) {
         await p.press("Run the benchmark");
         await p.until("document.querySelector('#measure-status').textContent.startsWith('Done. At most')", 300);
-        take("page", JSON.parse(await page.evaluate("window.saved()")));
+        take("page", JSON.parse(await p.download()));
         await page.evaluate("document.querySelector('#measure-status').textContent = ''");
         const out = join(scratch, "native.json");
         const options = ["bench", "--backend", "vulkan", "--op", "prefill", "--quick", "--json", out];
@@ -428,10 +392,10 @@ for (const name of asked.length > 0 ? asked : names) {
       const lines = [];
       let worst = 0;
       for (const [shape, ms] of shortest.page) {
-        const beside = shortest.native.get(shape);
-        const ratio = ms / beside;
+        const there = shortest.native.get(shape);
+        const ratio = ms / there;
         worst = Math.max(worst, ratio);
-        lines.push(`${shape}: ${ms.toFixed(2)} ms against ${beside.toFixed(2)} ms, ratio ${ratio.toFixed(2)}`);
+        lines.push(`${shape}: ${ms.toFixed(2)} ms against ${there.toFixed(2)} ms, ratio ${ratio.toFixed(2)}`);
       }
       assert(lines.length > 0 && worst <= ratioLimit, `at most ${ratioLimit}: ${lines.join("; ")}`);
       return lines.join("; ");
@@ -470,13 +434,19 @@ for (const name of asked.length > 0 ? asked : names) {
       await p.until("document.querySelector('#check-status').textContent.startsWith('Right')", 180);
       const errors = [...without.errors, ...without.consoleErrors];
       assert(errors.length === 0, errors.join("\n"));
+      // The engine's script does not come: the page says so.
+      server.refuse = /worker/;
+      await without.page.goto("about:blank");
+      await without.page.goto(`${home}#see`);
+      await p.until("document.querySelector('#engine').textContent === 'Not open.'", 60);
+      assert((await p.text("#notice")).startsWith("The engine ended"), await p.text("#notice"));
       return notice.slice(0, 120);
     } finally {
+      server.refuse = undefined;
       await without.close();
     }
   });
 }
 server.close();
 await rm(scratch, { recursive: true, force: true });
-console.log(failed === 0 ? "\nall passed" : `\n${failed} failed`);
-process.exit(failed === 0 ? 0 : 1);
+finish();

@@ -1,56 +1,14 @@
 // The package in the browsers named on the command line (both where none is): node tests/run.mjs [chromium] [firefox]
-import { readFile } from "node:fs/promises";
-import { createServer } from "node:http";
-import { extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
 import { launch, names } from "./browsers.mjs";
+import { finish, serve, skip, test } from "./common.mjs";
 
-const root = fileURLToPath(new URL("../..", import.meta.url));
-const types = {
-  ".css": "text/css",
-  ".html": "text/html",
-  ".js": "text/javascript",
-  ".wasm": "application/wasm",
-};
-
-function serve() {
-  return createServer(async (request, response) => {
-    const path = normalize(decodeURIComponent(new URL(request.url, "http://localhost").pathname));
-    try {
-      const data = await readFile(join(root, path));
-      response.writeHead(200, { "content-type": types[extname(path)] ?? "application/octet-stream" });
-      response.end(data);
-    } catch {
-      response.writeHead(404);
-      response.end();
-    }
-  });
-}
-
-const server = serve();
-await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
-// A secure context, as WebGPU asks for.
-const origin = `http://localhost:${server.address().port}`;
-
-const only = process.env.EDA_WEB_ONLY;
+const { origin, close } = await serve(fileURLToPath(new URL("../..", import.meta.url)));
 const asked = process.argv.slice(2);
-let failed = 0;
 for (const name of asked.length > 0 ? asked : names) {
   const browser = await launch(name);
   const { page } = browser;
   console.log(`\n${name} ${browser.version}`);
-  const test = async (what, work) => {
-    if (only && !what.includes(only)) return;
-    const start = performance.now();
-    const seconds = () => `${((performance.now() - start) / 1000).toFixed(1)} s`;
-    try {
-      const line = await work();
-      console.log(`  ok    ${what} (${seconds()}): ${line}`);
-    } catch (error) {
-      failed++;
-      console.log(`  FAIL  ${what} (${seconds()}): ${error?.stack ?? error}`);
-    }
-  };
   const open = async (path, ready) => {
     await page.goto(`${origin}/${path}`);
     await page.waitForFunction(`typeof window.${ready} === "function"`);
@@ -73,13 +31,14 @@ for (const name of asked.length > 0 ? asked : names) {
   await test("built-in checks, cpu", () => run("check", "cpu"));
   // Minutes: software drivers take a second or so to compile a shader.
   if (process.env.EDA_WEB_LONG) await test("built-in checks, webgpu", () => run("check", "webgpu"));
+  else skip("built-in checks, webgpu", "set EDA_WEB_LONG=1");
   await test("a lost device", () => run("lost"));
   await test("a device of the page", () => run("pageDevice"));
   await test("fifty times", async () => {
     const allocated = [];
     const memory = [];
     for (let i = 0; i < 50; i++) {
-      // Shaders take a second each to compile here: decode has one, prefill five.
+      // Shaders take a second each to compile here: decode has one, prefill four.
       const chunked = i % 10 === 0;
       allocated.push(await page.evaluate((chunked) => window.cycle(chunked), chunked));
       memory.push(browser.resident());
@@ -109,6 +68,5 @@ for (const name of asked.length > 0 ? asked : names) {
   });
   await browser.close();
 }
-server.close();
-console.log(failed === 0 ? "\nall passed" : `\n${failed} failed`);
-process.exit(failed === 0 ? 0 : 1);
+close();
+finish();

@@ -12,7 +12,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(
     if (value === undefined || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value as EventListener);
     else if (key === "class") element.className = String(value);
-    else if (key.includes("-") || key === "role" || key === "for" || key === "list") element.setAttribute(key, String(value));
+    else if (key.includes("-") || key === "role" || key === "for") element.setAttribute(key, String(value));
     else if (key in element) (element as unknown as Props)[key] = value;
     else element.setAttribute(key, String(value));
   }

@@ -48,7 +48,9 @@ function start(): Worker {
   };
   started.onerror = (event) => {
     event.preventDefault();
-    restart(new Error(`The engine ended: ${event.message || "its script could not be loaded"}.`));
+    const error = new Error(`The engine ended: ${event.message || "its script could not be loaded"}.`);
+    restart(error);
+    tell(error);
   };
   worker = started;
   return started;

@@ -56,20 +56,20 @@ const cosines = new Plot({
     { label: "random unit vectors, exact", color: "--kda", dash: [6, 4] },
   ],
 });
+const directionLines = [
+  { label: directions[0], color: "--eda" },
+  { label: directions[1], color: "--kda", dash: [6, 4] },
+  { label: directions[2], color: "--third", dash: [2, 3] },
+  { label: directions[3], color: "--fourth", dash: [10, 3, 2, 3] },
+];
 const changes = new Plot({
   title: "Change of the read-out by the erase step, over the text",
   x: { label: "token" },
   y: { label: "relative change", range: unitRange },
-  lines: [
-    { label: directions[0], color: "--eda" },
-    { label: directions[1], color: "--kda", dash: [6, 4] },
-    { label: directions[2], color: "--third", dash: [2, 3] },
-    { label: directions[3], color: "--fourth", dash: [10, 3, 2, 3] },
-  ],
+  lines: directionLines,
   onCursor: (i) => data && point(data.probed[i]!),
 });
 const changeRows = h("tbody");
-const changeColors = ["--eda", "--kda", "--third", "--fourth"];
 
 export function layerView(): void {
   byId("view-layer").append(
@@ -264,7 +264,7 @@ function show(): void {
       const all = probed.flatMap((_, p) => chosen.map((head) => change[i]![p * HV + head]!)).sort((a, b) => a - b);
       const drawn = h("div", { class: "bar" });
       drawn.style.width = `${(means[i]! / most) * 100}%`;
-      drawn.style.setProperty("--swatch", `var(${changeColors[i]!})`);
+      drawn.style.setProperty("--swatch", `var(${directionLines[i]!.color})`);
       return h(
         "tr",
         {},

@@ -15,6 +15,7 @@ const colors = ["--eda", "--kda", "--third", "--fourth", "--fifth", "--sixth"];
 const entries: Entry[] = [];
 let mine: Report | undefined;
 let control: AbortController | undefined;
+let plot: Plot | undefined;
 
 const option = (name: string, label: string, checked: boolean) => {
   const input = h("input", { type: "checkbox", value: name, checked });
@@ -130,7 +131,7 @@ async function start(): Promise<void> {
   status.textContent = "Opening the engine…";
   try {
     const report = await call(
-      "report",
+      "bench",
       { quick: effort.value === "quick", operations, rules },
       {
         signal: control.signal,
@@ -216,6 +217,8 @@ function show(): void {
 }
 
 function draw(): void {
+  plot?.destroy();
+  plot = undefined;
   const shown = entries.filter((entry) => entry.shown);
   const tables = shown.map((entry) => new Map(entry.report.cases.map((c) => [key(c), c])));
   // What was measured here, else all.
@@ -226,7 +229,7 @@ function draw(): void {
     return;
   }
   const marks = keys.map((_, i) => String.fromCharCode(65 + (i % 26)) + (i >= 26 ? String(Math.floor(i / 26)) : ""));
-  const plot = new Plot({
+  plot = new Plot({
     title: "Median time of a call, milliseconds (lower is faster, the axis is logarithmic)",
     height: 300,
     x: { label: "case, as in the table", range: [-0.5, keys.length - 0.5], ticks: keys.map((_, i) => i), values: (i) => marks[i] ?? "" },

@@ -24,13 +24,11 @@ export interface PlotOptions {
   lines: Line[];
   /** Told of the index under the cursor. */
   onCursor?: (index: number) => void;
-  /** Plots with the same key move their cursors together. */
-  sync?: string;
 }
 
 const all = new Set<Plot>();
 
-export function color(name: string): string {
+function color(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
@@ -42,6 +40,7 @@ export class Plot {
   readonly element: HTMLElement;
   private readonly canvas = h("div", { class: "canvas", role: "img" });
   private readonly text = h("p", { class: "summary" });
+  private readonly observer = new ResizeObserver(() => this.resize());
   private plot?: uPlot;
   private data?: uPlot.AlignedData;
 
@@ -62,7 +61,14 @@ export class Plot {
     );
     this.canvas.setAttribute("aria-label", options.title);
     all.add(this);
-    new ResizeObserver(() => this.resize()).observe(this.canvas);
+    this.observer.observe(this.canvas);
+  }
+
+  /** Ends what listens for a plot that another one replaces. */
+  destroy(): void {
+    all.delete(this);
+    this.observer.disconnect();
+    this.plot?.destroy();
   }
 
   /** `summary` says in words what is to be seen. */

@@ -46,7 +46,7 @@ const write = (label: string, k: number[], v: number[], more: Partial<Step> = {}
   ...more,
 });
 
-const empty = Array<number>(64).fill(0);
+const empty = { K: 8, V: 8, initial: Array<number>(64).fill(0) };
 
 const red = axis(0);
 const place = axis(0, 1, 0.25);
@@ -67,9 +67,7 @@ export const presets: Preset[] = [
     name: "Reassign a variable",
     story:
       "x = red is stored under the address of its first mention. Later x = blue arrives under an address of its own (another place in the program, cosine 0.25). The erase step cleans the old address in the same token; without it red stays readable there.",
-    K: 8,
-    V: 8,
-    initial: empty,
+    ...empty,
     stale: { label: "x, first mention", address: red, value: values[1]! },
     tokens: [
       write("x = red", red, values[1]!),
@@ -84,9 +82,7 @@ export const presets: Preset[] = [
     name: "Fact correction",
     story:
       "A fact is stated twice in different words, so it lies at two addresses. The correction is written at a third, and erases along what the first two share. The delta rule corrects only the share of the old fact that lies along the new address.",
-    K: 8,
-    V: 8,
-    initial: empty,
+    ...empty,
     stale: { label: "the first wording", address: axis(1), value: values[3]! },
     tokens: [
       write("the capital is Sydney", axis(1), values[3]!),
@@ -101,9 +97,7 @@ export const presets: Preset[] = [
     name: "Context shift",
     story:
       "Three facts of one topic share a direction of their addresses. When the topic changes, the tokens of the new one write elsewhere, and each erases some of one old fact. Decay alone is slow (α = 0.98), as it has to be for the new facts to last.",
-    K: 8,
-    V: 8,
-    initial: empty,
+    ...empty,
     stale: { label: "the first old fact", address: topic(0), value: values[1]! },
     tokens: [
       write("old fact 1", topic(0), values[1]!),

@@ -201,10 +201,6 @@ function memory(name: string, which: "eda" | "kda"): HTMLElement {
   );
 }
 
-function initialState(): ArrayLike<number> {
-  return preset.initial;
-}
-
 function show(): void {
   where.value = String(position);
   back.disabled = position === 0;
@@ -243,8 +239,8 @@ function fill(which: "eda" | "kda"): void {
   if (!table) return;
   const { K, V } = preset;
   const known = position === 0 || result !== undefined;
-  const state = at(which, position)?.state ?? initialState();
-  const before = at(which, position - 1)?.state ?? initialState();
+  const state: ArrayLike<number> = at(which, position)?.state ?? preset.initial;
+  const before: ArrayLike<number> = at(which, position - 1)?.state ?? preset.initial;
   const most = Math.max(1, ...Array.from(preset.initial, Math.abs), ...tokens.flatMap((t) => t.v.map(Math.abs)));
   table.setAttribute("aria-busy", String(!known));
   const rows = table.tBodies[0]!.rows;
@@ -289,7 +285,7 @@ function drawStale(): void {
   const at = position + 1;
   xs.splice(at, 0, position);
   const twice = <T>(values: T[]): T[] => [...values.slice(0, at), values[at - 1]!, ...values.slice(at)];
-  const stem = twice(now as (number | null)[]);
+  const stem = twice(now);
   stem[at] = 0;
   plot.set(
     [xs, twice(eda), twice(kda), stem],

@@ -40,7 +40,7 @@ function engine(): Promise<Eda> {
 }
 
 const methods = {
-  async open(choice: Backend): Promise<{ info: Info; webgpu: boolean; secure: boolean }> {
+  async open(choice: Backend): Promise<{ info: Info; webgpu: boolean }> {
     const before = opened;
     opened = undefined;
     backend = choice;
@@ -50,7 +50,7 @@ const methods = {
       // It did not open, so there is nothing to free.
     }
     const { info } = await engine();
-    return { info, webgpu: "gpu" in navigator, secure: isSecureContext };
+    return { info, webgpu: "gpu" in navigator };
   },
   async trace(input: TraceInput) {
     return trace(await engine(), input);
@@ -61,8 +61,8 @@ const methods = {
   async check(_: undefined, follow: Follow) {
     return (await engine()).check({ ...follow });
   },
-  async report(options: object, follow: Follow) {
-    return (await engine()).report({ ...options, ...follow });
+  async bench(options: object, follow: Follow) {
+    return (await engine()).bench({ ...options, ...follow });
   },
   async readReport(text: string) {
     await init();

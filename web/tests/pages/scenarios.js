@@ -126,7 +126,11 @@ export async function pools({ Eda }, backend) {
   pool.destroy();
   await fails(() => pool.read(0), "tensor", "freed");
   await fails(() => eda.decode(pool, problem, tensors, rows), "tensor", "freed");
+  // What is under way, or waits for that, ends with the engine.
+  const last = await eda.pool(problem, 3);
+  const under = [eda.prefill(problem, tensors), eda.decode(last, problem, tensors, [0, 1, 2]), last.read(0)];
   eda.destroy();
+  await Promise.all(under.map((call) => fails(() => call, "device-lost", "destroy()")));
   return "slots, reset, padding, copies";
 }
 
@@ -227,22 +231,26 @@ export async function check({ Eda }, backend) {
   return `${verdicts.length} cases, largest error ${worst.toExponential(1)}`;
 }
 
-/** Measurements have the form that they should. */
+/** A benchmark has what was asked for, and is read back as it was; what is not to be had is an error. */
 export async function bench({ Eda }, backend) {
   const eda = await Eda.open({ backend, skipSelfTest: true });
-  const lines = [];
-  for (const operation of ["prefill", "decode"]) {
-    const problem = { rule: "eda", B: 1, T: operation === "decode" ? 1 : 256, H: 1, HV: 2, K: 32, V: 32 };
-    const result = await eda.bench(problem, { operation, samples: 3, warmUpMs: 1 });
-    assert(result.computeMs.length === 3 && result.totalMs.length === 3, "expected three samples");
-    assert(result.tokensPerSecond > 0, `found ${result.tokensPerSecond} tokens a second`);
-    assert(result.engine.backend === backend && ["device", "host"].includes(result.clock), "expected what ran");
-    lines.push(`${operation} ${Math.round(result.tokensPerSecond)} tokens/s by the ${result.clock}'s clock`);
+  const report = await eda.bench({ quick: true, shapes: [[1, 256, 1, 2, 32, 32]] });
+  const cases = report.cases.map(({ op, rule, shape }) => `${op} ${rule} ${shape}`);
+  equal(cases, ["prefill eda 1,256,1,2,32,32", "decode eda 1,256,1,2,32,32"], "cases");
+  assert(report.adapter.backend === backend && report.os === "browser", "expected what ran");
+  for (const { op, times, median_ms } of report.cases) {
+    assert(times.samples_ms.length >= 5 && median_ms > 0, `${op}: ${times.samples_ms}`);
   }
-  await fails(() => eda.bench({ rule: "eda" }, { operation: "prefill" }), "unsupported", "absent");
-  await fails(() => eda.bench({ rule: "eda", B: 1, T: 1, H: 1, HV: 1, K: 1, V: 1 }, {}), "unsupported", "operation");
+  equal([JSON.stringify(Eda.readReport(JSON.stringify(report)))], [JSON.stringify(report)], "read back");
+  await fails(() => eda.bench({ operations: ["train"] }), "unsupported", "operations", "`train`");
+  await fails(() => eda.bench({ shapes: [[1, 0, 1, 1, 1, 1]] }), "unsupported", "shapes");
+  await fails(() => eda.bench({ quick: true, shapes: [[1, 1, 1, 1, 257, 1]] }), "unsupported", "257");
+  await fails(() => Eda.readReport("{}"), "file", "eda-bench/1");
+  const controller = new AbortController();
+  const aborted = eda.bench({ quick: true, onProgress: () => controller.abort("enough"), signal: controller.signal });
+  assert((await aborted.catch((e) => e)) === "enough", "expected the signal's reason");
   eda.destroy();
-  return lines.join(", ");
+  return report.cases.map((c) => `${c.op} ${Math.round(c.tokens_per_s)} tokens/s (${c.times.timing})`).join(", ");
 }
 
 /** A safetensors file: read, run, compared with what it expects. */

@@ -19,7 +19,7 @@ export async function use(tensors: Tensors): Promise<Float32Array> {
   }
   const verdicts: Verdict[] = await eda.check();
   console.log(verdicts.map((v) => v.outcome === "passed"), eda.info.limits.maxBufferSize, Eda.version);
-  const report: Report = await eda.report({ quick: true, shapes: [[1, 64, 1, 1, 16, 16]], rules: ["eda"] });
+  const report: Report = await eda.bench({ quick: true, shapes: [[1, 64, 1, 1, 16, 16]], rules: ["eda"] });
   console.log(Eda.readReport(JSON.stringify(report)).cases[0]?.median_ms);
   void eda.lost.then(({ reason }) => reason === "destroyed");
   eda.destroy();
