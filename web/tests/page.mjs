@@ -378,8 +378,11 @@ for (const name of asked.length > 0 ? asked : names) {
           shortest[which].set(key, Math.min(c.min_ms, shortest[which].get(key) ?? Infinity));
         }
       };
-      // Turn by turn, so that other work on the machine meets both; the shortest times are those that it met least.
-      for (let round = 0; round < 2; round++) {
+      const ratios = () => [...shortest.page].map(([shape, ms]) => ({ shape, ms, there: shortest.native.get(shape) }));
+      const worst = () => Math.max(...ratios().map(({ ms, there }) => ms / there));
+      // Turn by turn, so that other work on the machine meets both; the shortest times are those that it met least, and
+      // more turns only bring them nearer to those of an idle machine.
+      for (let round = 0; round < 2 || (round < 6 && worst() > ratioLimit); round++) {
         await p.press("Run the benchmark");
         await p.until("document.querySelector('#measure-status').textContent.startsWith('Done. At most')", 300);
         take("page", JSON.parse(await p.download()));
@@ -389,15 +392,10 @@ for (const name of asked.length > 0 ? asked : names) {
         execFileSync(native, options, { stdio: "pipe" });
         take("native", JSON.parse(await readFile(out, "utf8")));
       }
-      const lines = [];
-      let worst = 0;
-      for (const [shape, ms] of shortest.page) {
-        const there = shortest.native.get(shape);
-        const ratio = ms / there;
-        worst = Math.max(worst, ratio);
-        lines.push(`${shape}: ${ms.toFixed(2)} ms against ${there.toFixed(2)} ms, ratio ${ratio.toFixed(2)}`);
-      }
-      assert(lines.length > 0 && worst <= ratioLimit, `at most ${ratioLimit}: ${lines.join("; ")}`);
+      const lines = ratios().map(
+        ({ shape, ms, there }) => `${shape}: ${ms.toFixed(2)} ms against ${there.toFixed(2)} ms, ratio ${(ms / there).toFixed(2)}`,
+      );
+      assert(lines.length > 0 && worst() <= ratioLimit, `at most ${ratioLimit}: ${lines.join("; ")}`);
       return lines.join("; ");
     });
   }
