@@ -2,12 +2,11 @@
 
 use crate::progress::Progress;
 use crate::table::{Table, number, time};
-use crate::{BackendName, Dtype, Failure, TierName, compare, print};
+use crate::{BackendName, Dtype, Failure, TierName, compare, output_file, print};
 use clap::ValueEnum;
 use eda_wgpu::bench::report::{self, Adapter, Case, Op, Pipelines, Report, Skipped, Timing};
 use eda_wgpu::bench::run::{self, Plan, Spec};
 use eda_wgpu::bench::{ceilings, report::Key};
-use eda_wgpu::file::OutputFile;
 use eda_wgpu::gpu::cache::Found;
 use eda_wgpu::{Engine, EngineOptions, Error, Rule};
 use std::path::PathBuf;
@@ -195,11 +194,7 @@ pub(crate) fn bench(args: &Args, pipeline_cache: Option<PathBuf>) -> Result<(), 
 
 fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure> {
     flags.check()?;
-    // Before any work: a target that cannot be written to would waste it.
-    let output = match &flags.json {
-        Some(path) => Some(OutputFile::create(path)?),
-        None => None,
-    };
+    let output = output_file(flags.json.as_deref(), std::iter::empty())?;
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let options = EngineOptions {
         backend: flags.backend.into(),
