@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Type in which inputs and outputs are stored (modes chunk and decode); states are float32.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Dtype,
-    /// Take NaN and infinities as they are instead of refusing them.
+    /// Take NaN and infinities as they are instead of refusing them; what comes out is then not defined.
     #[arg(long)]
     allow_non_finite: bool,
     /// Print one JSON object instead of the summary. An error that is not finite is 1.797e308 there.
