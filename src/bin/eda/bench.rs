@@ -126,12 +126,35 @@ impl Flags {
                 )));
             }
         }
-        if self.chunk.is_some() && self.op == Some(OpName::Decode) {
-            return Err(Failure::Usage(
-                "--chunk: expected --op prefill, found --op decode".into(),
-            ));
+        let only_in = [("--chunk", self.chunk.is_some(), Op::Prefill)];
+        match only_in
+            .iter()
+            .find(|(_, given, op)| *given && !self.runs(*op))
+        {
+            Some((flag, _, op)) => Err(Failure::Usage(format!(
+                "{flag}: expected a case of {}, found none",
+                op.name()
+            ))),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// What is timed of a shape.
+    fn op_of(&self, shape: &[usize; 6]) -> Op {
+        match self.op {
+            Some(op) => op.into(),
+            None if shape[1] > 1 => Op::Prefill,
+            None => Op::Decode,
+        }
+    }
+
+    /// Whether any case is one of this operation.
+    fn runs(&self, op: Op) -> bool {
+        match (self.op, self.shape.is_empty()) {
+            (None, true) => true,
+            (Some(wanted), _) => Op::from(wanted) == op,
+            (None, false) => self.shape.iter().any(|shape| self.op_of(shape) == op),
+        }
     }
 
     fn rules(&self) -> eda_wgpu::Result<Vec<Rule>> {
@@ -148,21 +171,14 @@ impl Flags {
         let mut shapes: Vec<(Op, [usize; 6])> = Vec::new();
         if self.shape.is_empty() {
             for op in [Op::Prefill, Op::Decode] {
-                if self.op.is_none_or(|wanted| Op::from(wanted) == op) {
+                if self.runs(op) {
                     let (name, sizes) = run::default_shapes(engine, op, self.quick);
                     set = name;
                     shapes.extend(sizes.into_iter().map(|s| (op, s)));
                 }
             }
         }
-        for &sizes in &self.shape {
-            let by_tokens = if sizes[1] > 1 {
-                Op::Prefill
-            } else {
-                Op::Decode
-            };
-            shapes.push((self.op.map_or(by_tokens, Op::from), sizes));
-        }
+        shapes.extend(self.shape.iter().map(|shape| (self.op_of(shape), *shape)));
         let mut specs: Vec<Spec> = Vec::new();
         for rule in self.rules()? {
             for &(op, shape) in &shapes {
@@ -334,7 +350,9 @@ fn summary(report: &Report, set: &str, disk: Option<Found>, cached: bool) -> Str
         let kept = match disk {
             Some(Found::Pipelines) => "pipelines of an earlier run were found",
             Some(Found::Nothing) => "kept for the next run",
-            Some(Found::Refused) => "the file there was damaged or foreign and is replaced",
+            Some(Found::Refused) => {
+                "what was there is damaged, foreign or open to others, and was not used"
+            }
             None if cached => "none on this adapter",
             None => "off",
         };
