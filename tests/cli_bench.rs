@@ -198,6 +198,53 @@ fn a_run_on_the_processor_has_ceilings_of_its_own() {
     );
 }
 
+/// Half the bytes of states, in decode alone; files without the key have float32 states.
+#[test]
+fn states_of_decode_may_be_stored_as_float16() {
+    let folder = folder();
+    let file = path(&folder, "out.json");
+    let run = |state: &str| {
+        let shapes = ["--shape", "1,20,1,1,16,16", "--shape", "2,1,1,2,16,16"];
+        let flags = ["--quick", "--state", state, "--json", &file];
+        let text = output(bench(&shapes).args(flags));
+        (text, report(&file).0)
+    };
+    let (text, half) = run("f16");
+    assert!(
+        text.contains("decode eda 2,1,1,2,16,16 f32 state f16"),
+        "{text}"
+    );
+    assert!(text.contains("prefill eda 1,20,1,1,16,16 f32 "), "{text}");
+    let (_, full) = run("f32");
+    assert_eq!(half.cases[0].key(), full.cases[0].key());
+    assert_eq!(
+        (half.cases[0].state, half.cases[1].state),
+        (Element::F32, Element::F16)
+    );
+    assert_eq!(half.cases[0].gbytes, full.cases[0].gbytes);
+    // Two rows of two heads, read and written.
+    let saved = (full.cases[1].gbytes - half.cases[1].gbytes) * 1e9;
+    assert!(
+        (saved - 2.0 * 2.0 * 256.0 * 2.0 * 2.0).abs() < 1e-3,
+        "{saved}"
+    );
+
+    let mut old = serde_json::to_value(&full).expect("JSON");
+    for case in old["cases"].as_array_mut().expect("cases") {
+        case.as_object_mut()
+            .expect("a case")
+            .remove("state")
+            .expect("the key");
+    }
+    let old: Report = serde_json::from_value(old).expect("a report");
+    assert_eq!(old, full);
+    // A state of 9 values cannot be copied by four bytes.
+    assert_refused(
+        &mut bench(&["--shape", "1,1,1,1,3,3", "--state", "f16", "--quick"]),
+        &["float16", "even"],
+    );
+}
+
 #[test]
 fn wrong_flags_are_refused_before_anything_runs() {
     let shape = |s: &str| {
@@ -224,6 +271,9 @@ fn wrong_flags_are_refused_before_anything_runs() {
         &["--backend", "cpu", "--tier", "portable"],
         &["--op", "decode", "--chunk", "16"],
         &["--shape", "1,1,1,1,8,8", "--chunk", "64"],
+        &["--op", "prefill", "--state", "f16"],
+        &["--shape", "1,9,1,1,8,8", "--state", "f16"],
+        &["--backend", "cpu", "--state", "f16"],
         &["--rule", "none"],
         &["--dtype", "bf16"],
         &["--chunk", "17"],
@@ -248,7 +298,9 @@ fn wrong_flags_are_refused_before_anything_runs() {
         eda(&["bench", "--backend", "cpu", "--json"]).arg(&nowhere),
         &["No such file or directory"],
     );
-    let huge = shape("1,2000000000,1000,1000,256,256").output().expect("it runs");
+    let huge = shape("1,2000000000,1000,1000,256,256")
+        .output()
+        .expect("it runs");
     let message = String::from_utf8_lossy(&huge.stderr);
     assert_eq!(huge.status.code(), Some(1), "{message}");
     assert!(
@@ -600,6 +652,9 @@ fn files_that_are_no_reports_are_refused_with_file_and_key() {
         (with("/cases/0/shape", json!([1, 2])), &["cases[0].shape"]),
         (with("/cases/0/shape/3", json!(0)), &["`cases[0].shape[3]`"]),
         (with("/cases/0/shape/3", json!(-1)), &["cases[0].shape[3]"]),
+        (with("/cases/0/state", json!("f16")), &["`cases[0].state`"]),
+        (with("/cases/1/state", json!("f16")), &["`cases[1].gbytes`"]),
+        (with("/cases/1/state", json!("f8")), &["cases[1].state"]),
         (with("/cases/0/dtype", json!("f8")), &["cases[0].dtype"]),
         (
             with("/cases/0/median_ms", json!(-3.0)),

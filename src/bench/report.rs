@@ -266,6 +266,8 @@ pub struct Key {
     pub shape: [usize; 6],
     /// Type in which inputs and outputs are stored.
     pub dtype: Element,
+    /// Type in which decode stores states; float32 in prefill.
+    pub state: Element,
 }
 
 impl fmt::Display for Key {
@@ -275,12 +277,16 @@ impl fmt::Display for Key {
         if self.factors > 1 {
             write!(f, " n={}", self.factors)?;
         }
-        write!(f, " {b},{t},{h},{hv},{k},{v} {}", self.dtype.name())
+        write!(f, " {b},{t},{h},{hv},{k},{v} {}", self.dtype.name())?;
+        match self.state {
+            Element::F32 => Ok(()),
+            state => write!(f, " state {}", state.name()),
+        }
     }
 }
 
 impl Key {
-    /// The key of a problem.
+    /// The key of a problem with float32 states.
     pub fn new(op: Op, problem: &Problem, dtype: Element) -> Self {
         Self {
             op,
@@ -295,6 +301,7 @@ impl Key {
                 problem.value_dim,
             ],
             dtype,
+            state: Element::F32,
         }
     }
 }
@@ -312,6 +319,9 @@ pub struct Case {
     pub shape: [usize; 6],
     /// Type in which inputs and outputs are stored.
     pub dtype: Element,
+    /// Type in which decode stores states, float32 in prefill; so where it is absent.
+    #[serde(default)]
+    pub state: Element,
     /// Tokens a chunk; null in decode, and where the engine did not say.
     #[serde(default)]
     pub chunk: Option<usize>,
@@ -401,11 +411,23 @@ impl LongRun {
 }
 
 impl Case {
-    /// From its times and the ceilings of the same run.
+    /// From its times and the ceilings of the same run, with float32 states.
     pub fn new(op: Op, problem: &Problem, dtype: Element, times: Samples, on: &Ceilings) -> Self {
+        Self::with_state(op, problem, dtype, Element::F32, times, on)
+    }
+
+    /// The same with states stored as `state`.
+    pub fn with_state(
+        op: Op,
+        problem: &Problem,
+        dtype: Element,
+        state: Element,
+        times: Samples,
+        on: &Ceilings,
+    ) -> Self {
         let median_ms = times.median_ms();
         let gflops = count::flops(problem) * 1e-9;
-        let gbytes = count::bytes(op, problem, dtype) * 1e-9;
+        let gbytes = count::bytes(op, problem, dtype, state) * 1e-9;
         let gflop_per_s = rate(gflops * 1e9, median_ms);
         let gb_per_s = rate(gbytes * 1e9, median_ms);
         let share = |rate: f64, most: f64| if most > 0.0 { rate / most } else { 0.0 };
@@ -416,6 +438,7 @@ impl Case {
             factors: key.factors,
             shape: key.shape,
             dtype,
+            state,
             chunk: None,
             steps: 1,
             final_state_written: true,
@@ -636,6 +659,7 @@ impl Case {
             factors: self.factors,
             shape: self.shape,
             dtype: self.dtype,
+            state: self.state,
         }
     }
 
@@ -694,7 +718,12 @@ impl Case {
         let warm_up = || format!("{at}warm_up_ms");
         within(&warm_up, self.warm_up_ms, [0.0, LONGEST_MS], " ms")?;
         samples(&format!("{at}times."), &self.times)?;
-        let right = Self::new(self.op, &problem, self.dtype, self.times.clone(), on);
+        if self.op == Op::Prefill && self.state != Element::F32 {
+            let found = format!("`{}`", self.state.name());
+            return fault(format!("{at}state"), "`f32` in prefill", found);
+        }
+        let times = self.times.clone();
+        let right = Self::with_state(self.op, &problem, self.dtype, self.state, times, on);
         follow(
             at,
             &[

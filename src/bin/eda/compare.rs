@@ -15,8 +15,8 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Flags of `eda bench compare`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Cases are those with the same operation, rule, shape and type of inputs and outputs; times are medians. A ratio
-is a file's time over the first file's: below 1 is faster.
+Cases are those with the same operation, rule, shape and types of inputs and outputs and of states; times are
+medians. A ratio is a file's time over the first file's: below 1 is faster.
 
 Examples:
   eda bench compare before.json after.json
