@@ -34,8 +34,9 @@ pub enum Error {
     /// The device is gone (reset, unplugged, driver watchdog). Open a new one; states on it are lost.
     #[error("the device was lost: {0}")]
     DeviceLost(String),
-    /// The device has too little memory for this request. Nothing was computed; the device is usable.
-    #[error("out of GPU memory while allocating {what} ({bytes} bytes)")]
+    /// The device, or the machine where the CPU engine runs, has too little memory for this request. Nothing was
+    /// computed; the engine is usable.
+    #[error("out of memory while allocating {what} ({bytes} bytes)")]
     OutOfMemory {
         /// What the memory was for.
         what: String,

@@ -1,7 +1,7 @@
-//! `eda bench` as a user meets it: the built program on tiny shapes, its JSON, and comparisons of files written
-//! by hand.
+//! `eda bench` as a user meets it: the built program on tiny shapes, its JSON, and comparisons of made-up files.
 
-use eda_wgpu::bench::report::{Op, Report, Timing};
+use eda_wgpu::bench::report::{Case, Ceilings, Copy, Op, Product, Report, Samples, Timing};
+use eda_wgpu::{Element, Problem, Rule};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -198,6 +198,53 @@ fn a_run_on_the_processor_has_ceilings_of_its_own() {
     );
 }
 
+/// Half the bytes of states, in decode alone; files without the key have float32 states.
+#[test]
+fn states_of_decode_may_be_stored_as_float16() {
+    let folder = folder();
+    let file = path(&folder, "out.json");
+    let run = |state: &str| {
+        let shapes = ["--shape", "1,20,1,1,16,16", "--shape", "2,1,1,2,16,16"];
+        let flags = ["--quick", "--state", state, "--json", &file];
+        let text = output(bench(&shapes).args(flags));
+        (text, report(&file).0)
+    };
+    let (text, half) = run("f16");
+    assert!(
+        text.contains("decode eda 2,1,1,2,16,16 f32 state f16"),
+        "{text}"
+    );
+    assert!(text.contains("prefill eda 1,20,1,1,16,16 f32 "), "{text}");
+    let (_, full) = run("f32");
+    assert_eq!(half.cases[0].key(), full.cases[0].key());
+    assert_eq!(
+        (half.cases[0].state, half.cases[1].state),
+        (Element::F32, Element::F16)
+    );
+    assert_eq!(half.cases[0].gbytes, full.cases[0].gbytes);
+    // Two rows of two heads, read and written.
+    let saved = (full.cases[1].gbytes - half.cases[1].gbytes) * 1e9;
+    assert!(
+        (saved - 2.0 * 2.0 * 256.0 * 2.0 * 2.0).abs() < 1e-3,
+        "{saved}"
+    );
+
+    let mut old = serde_json::to_value(&full).expect("JSON");
+    for case in old["cases"].as_array_mut().expect("cases") {
+        case.as_object_mut()
+            .expect("a case")
+            .remove("state")
+            .expect("the key");
+    }
+    let old: Report = serde_json::from_value(old).expect("a report");
+    assert_eq!(old, full);
+    // A state of 9 values cannot be copied by four bytes.
+    assert_refused(
+        &mut bench(&["--shape", "1,1,1,1,3,3", "--state", "f16", "--quick"]),
+        &["float16", "even"],
+    );
+}
+
 #[test]
 fn wrong_flags_are_refused_before_anything_runs() {
     let shape = |s: &str| {
@@ -223,6 +270,10 @@ fn wrong_flags_are_refused_before_anything_runs() {
         &["--backend", "cpu", "--adapter", "x"][..],
         &["--backend", "cpu", "--tier", "portable"],
         &["--op", "decode", "--chunk", "16"],
+        &["--shape", "1,1,1,1,8,8", "--chunk", "64"],
+        &["--op", "prefill", "--state", "f16"],
+        &["--shape", "1,9,1,1,8,8", "--state", "f16"],
+        &["--backend", "cpu", "--state", "f16"],
         &["--rule", "none"],
         &["--dtype", "bf16"],
         &["--chunk", "17"],
@@ -241,6 +292,20 @@ fn wrong_flags_are_refused_before_anything_runs() {
     assert_refused(
         eda(&["bench", "--backend", "cpu", "--json"]).arg(&nowhere),
         &["no/such/out.json", "cannot write"],
+    );
+    #[cfg(unix)]
+    assert_refused(
+        eda(&["bench", "--backend", "cpu", "--json"]).arg(&nowhere),
+        &["No such file or directory"],
+    );
+    let huge = shape("1,2000000000,1000,1000,256,256")
+        .output()
+        .expect("it runs");
+    let message = String::from_utf8_lossy(&huge.stderr);
+    assert_eq!(huge.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("out of memory") && !message.contains("GPU"),
+        "{message}"
     );
     let status = eda(&[
         "bench",
@@ -278,11 +343,8 @@ fn pipelines_are_kept_in_the_users_cache_directory() {
     assert_eq!(run(&home, "1", &[]), "off");
     // (A driver's own cache may be there.)
     assert!(!home.join("eda-wgpu").exists());
-    let first = run(&home, "0", &[]);
-    if first == "none on this adapter" {
-        return;
-    }
-    assert_eq!(first, "kept for the next run");
+    // Each Vulkan adapter has it.
+    assert_eq!(run(&home, "0", &[]), "kept for the next run");
     assert_eq!(names(&home.join("eda-wgpu/pipelines")).len(), 1);
     assert_eq!(
         run(&home, "", &[]),
@@ -294,16 +356,19 @@ fn pipelines_are_kept_in_the_users_cache_directory() {
 }
 
 /// A file as `eda bench` writes it.
-fn sample(name: &str, cases: &[(&str, [usize; 6], &[f64])]) -> Value {
-    let times =
-        |samples: &[f64]| json!({"timing": "wall", "repetitions": 1, "samples_ms": samples});
-    let case = |(op, shape, samples): &(&str, [usize; 6], &[f64])| {
-        json!({
-            "op": op, "rule": "eda", "factors": 1, "shape": shape, "dtype": "f32", "chunk": null, "steps": 1,
-            "final_state_written": true, "warm_up_ms": 0.0, "times": times(samples), "median_ms": 1.0,
-            "min_ms": 1.0, "max_ms": 1.0, "gflops": 1.0, "gbytes": 1.0, "tokens_per_s": 1.0,
-            "gflop_per_s": 1.0, "gb_per_s": 1.0, "share_of_product": 0.5, "share_of_copy": 0.5, "long_run": null
-        })
+fn sample(name: &str, cases: &[(Op, [usize; 6], &[f64])]) -> Value {
+    let times = |samples: &[f64]| Samples {
+        timing: Timing::Wall,
+        repetitions: 1,
+        samples_ms: samples.to_vec(),
+    };
+    let ceilings = Ceilings {
+        copy: Copy::new(1 << 20, times(&[1.0])),
+        product: Product::new(128, times(&[1.0])),
+    };
+    let case = |&(op, shape, samples): &(Op, [usize; 6], &[f64])| {
+        let problem = Problem::new(Rule::Eda, shape);
+        Case::new(op, &problem, Element::F32, times(samples), &ceilings)
     };
     json!({
         "format": "eda-bench/1", "crate_version": "0.1.0", "commit": null, "date": "2026-06-30T12:00:00Z",
@@ -313,10 +378,7 @@ fn sample(name: &str, cases: &[(&str, [usize; 6], &[f64])]) -> Value {
             "driver": "d", "driver_info": "1.2"
         },
         "tier": "portable",
-        "ceilings": {
-            "copy": {"bytes": 1, "times": times(&[1.0]), "median_ms": 1.0, "gb_per_s": 100.0},
-            "product": {"size": 128, "times": times(&[1.0]), "median_ms": 1.0, "gflop_per_s": 1000.0}
-        },
+        "ceilings": ceilings,
         "pipelines": null,
         "cases": cases.iter().map(case).collect::<Vec<_>>(),
         "skipped": []
@@ -341,22 +403,25 @@ fn comparisons_show_ratios_and_what_is_missing() {
         sample(
             "Card A",
             &[
-                ("prefill", LONG, &[2.0, 4.0, 3.0]),
-                ("decode", STEP, &[0.01]),
+                (Op::Prefill, LONG, &[2.0, 4.0, 3.0]),
+                (Op::Decode, STEP, &[0.01]),
             ],
         ),
     );
     let b = write(
         &folder,
         "b.json",
-        sample("Card B", &[("prefill", LONG, &[6.0])]),
+        sample("Card B", &[(Op::Prefill, LONG, &[6.0])]),
     );
     let c = write(
         &folder,
         "c.json",
         sample(
-            "Card <C> & \"co\" | \u{1} \u{fffe}",
-            &[("decode", STEP, &[0.005, 0.015]), ("decode", LONG, &[5e3])],
+            "Card <C> & \"co\" | \u{1} \u{202e}\u{2028}\u{fffe}",
+            &[
+                (Op::Decode, STEP, &[0.005, 0.015]),
+                (Op::Decode, LONG, &[5e3]),
+            ],
         ),
     );
     let text = output(&mut eda(&["bench", "compare", &a, &b, &c]));
@@ -406,9 +471,12 @@ fn comparisons_show_ratios_and_what_is_missing() {
         "{text}"
     );
     assert!(text.contains("Card \\<C\\> & \"co\" \\|"), "{text}");
+    let hidden = ['\u{1}', '\u{202e}', '\u{2028}', '\u{fffe}'];
+    assert!(!text.contains(hidden), "{text:?}");
     assert_eq!(names(folder.path()).len(), 4, "no temporary file is left");
 
     let svg = std::fs::read_to_string(&picture).expect("a picture");
+    assert!(!svg.contains(hidden));
     let document = roxmltree::Document::parse(&svg).expect("XML");
     assert_eq!(document.root_element().tag_name().name(), "svg");
     let texts: Vec<String> = document
@@ -462,13 +530,42 @@ fn comparisons_show_ratios_and_what_is_missing() {
     assert!(text.contains("6.00 ms") && !text.contains(" / "), "{text}");
 }
 
+/// Reports that are shipped, some of them of earlier versions.
+#[test]
+fn reports_in_this_repository_are_read() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = names(&root.join("web/page/results"));
+    if let Ok(entries) = std::fs::read_dir(root.join("benches/results")) {
+        files.extend(entries.map(|e| e.expect("an entry").path()));
+    }
+    files.retain(|f| f.extension().is_some_and(|e| e == "json"));
+    assert!(!files.is_empty());
+    output(eda(&["bench", "compare"]).args(files));
+}
+
+/// Cases are looked up, not searched: with a search in each file for each case this took minutes.
+#[test]
+fn many_cases_are_compared_in_little_time() {
+    let folder = folder();
+    let shapes = (1..=20_000).map(|tokens| [1, tokens, 1, 1, 8, 8]);
+    let cases: Vec<(Op, [usize; 6], &[f64])> = shapes
+        .map(|shape| (Op::Prefill, shape, &[1.0][..]))
+        .collect();
+    let file = write(&folder, "many.json", sample("Card", &cases));
+    let picture = path(&folder, "many.svg");
+    let begun = std::time::Instant::now();
+    let mut compare = eda(&["bench", "compare", &file, &file, "--svg", &picture]);
+    assert_eq!(output(&mut compare).matches("1.00 ms").count(), 40_000);
+    assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
+}
+
 #[test]
 fn files_that_are_no_reports_are_refused_with_file_and_key() {
     let folder = folder();
     let good = || {
         sample(
             "Card",
-            &[("prefill", LONG, &[1.0, 2.0]), ("decode", STEP, &[0.5])],
+            &[(Op::Prefill, LONG, &[1.0, 2.0]), (Op::Decode, STEP, &[0.5])],
         )
     };
     let with = |pointer: &str, value: Value| {
@@ -494,6 +591,7 @@ fn files_that_are_no_reports_are_refused_with_file_and_key() {
         )
     };
     assert_ne!(sampled("7"), text);
+    let run = |steps: usize, blocks: &[f64]| json!({"steps": steps, "block": 1, "block_ms": blocks, "first_ms": 0.5, "last_ms": 0.5});
     let mut twice = good();
     twice["cases"][1] = twice["cases"][0].clone();
     let cases: Vec<(String, &[&str])> = vec![
@@ -554,10 +652,92 @@ fn files_that_are_no_reports_are_refused_with_file_and_key() {
         (with("/cases/0/shape", json!([1, 2])), &["cases[0].shape"]),
         (with("/cases/0/shape/3", json!(0)), &["`cases[0].shape[3]`"]),
         (with("/cases/0/shape/3", json!(-1)), &["cases[0].shape[3]"]),
+        (with("/cases/0/state", json!("f16")), &["`cases[0].state`"]),
+        (with("/cases/1/state", json!("f16")), &["`cases[1].gbytes`"]),
+        (with("/cases/1/state", json!("f8")), &["cases[1].state"]),
         (with("/cases/0/dtype", json!("f8")), &["cases[0].dtype"]),
         (
             with("/cases/0/median_ms", json!(-3.0)),
             &["`cases[0].median_ms`"],
+        ),
+        (
+            with("/cases/0/median_ms", json!(1.6)),
+            &["`cases[0].median_ms`", "1.5"],
+        ),
+        (with("/cases/1/min_ms", json!(0.1)), &["`cases[1].min_ms`"]),
+        (with("/cases/1/max_ms", json!(0.6)), &["`cases[1].max_ms`"]),
+        (with("/cases/0/gflops", json!(-1.0)), &["`cases[0].gflops`"]),
+        (with("/cases/0/gbytes", json!(1.0)), &["`cases[0].gbytes`"]),
+        (
+            with("/cases/0/tokens_per_s", json!(1.0)),
+            &["`cases[0].tokens_per_s`"],
+        ),
+        (
+            with("/cases/0/gflop_per_s", json!(0.0)),
+            &["`cases[0].gflop_per_s`"],
+        ),
+        (
+            with("/cases/0/gb_per_s", json!(1.0)),
+            &["`cases[0].gb_per_s`"],
+        ),
+        (
+            with("/cases/0/share_of_copy", json!(-0.5)),
+            &["`cases[0].share_of_copy`", "-0.5"],
+        ),
+        (
+            with("/cases/0/share_of_product", json!(2.0)),
+            &["`cases[0].share_of_product`"],
+        ),
+        (
+            with("/cases/0/chunk", json!(7)),
+            &["`cases[0].chunk`", "16", "7"],
+        ),
+        (with("/cases/1/chunk", json!(16)), &["`cases[1].chunk`"]),
+        (with("/cases/0/steps", json!(2)), &["`cases[0].steps`"]),
+        (with("/cases/0/shape/2", json!(3)), &["`cases[0].shape`"]),
+        (
+            with("/cases/0/shape/4", json!(300)),
+            &["`cases[0].shape`", "256"],
+        ),
+        (
+            with("/cases/0/final_state_written", json!(false)),
+            &["`cases[0].final_state_written`"],
+        ),
+        (
+            with("/cases/0/warm_up_ms", json!(-1.0)),
+            &["`cases[0].warm_up_ms`"],
+        ),
+        (
+            with("/cases/1/long_run", run(3, &[0.5, 0.5])),
+            &["`cases[1].long_run.steps`"],
+        ),
+        (
+            with("/cases/1/long_run", run(2, &[0.5, 0.6])),
+            &["`cases[1].long_run.last_ms`"],
+        ),
+        (
+            with("/cases/0/long_run", run(2, &[0.5, 0.5])),
+            &["`cases[0].long_run`"],
+        ),
+        (
+            with("/cases/1/long_run", run(0, &[])),
+            &["`cases[1].long_run.block_ms`"],
+        ),
+        (with("/commit", json!("")), &["`commit`"]),
+        (with("/commit", json!("main")), &["`commit`", "`main`"]),
+        (with("/date", json!("yesterday")), &["`date`", "yesterday"]),
+        (with("/date", json!("2026-02-30T12:00:00Z")), &["`date`"]),
+        (
+            with("/ceilings/copy/bytes", json!(0)),
+            &["`ceilings.copy.gb_per_s`"],
+        ),
+        (
+            with("/ceilings/copy/gb_per_s", json!(0.0)),
+            &["`ceilings.copy.gb_per_s`"],
+        ),
+        (
+            with("/ceilings/product/median_ms", json!(2.0)),
+            &["`ceilings.product.median_ms`"],
         ),
         (
             with("/ceilings/copy/times/samples_ms", json!([])),
@@ -605,6 +785,12 @@ fn files_that_are_no_reports_are_refused_with_file_and_key() {
         ]),
         &["no/such.svg"],
     );
+    let before = std::fs::read(&right).expect("a file");
+    assert_refused(
+        &mut eda(&["bench", "compare", &right, "--svg", &right]),
+        &["right.json", "found the input"],
+    );
+    assert_eq!(std::fs::read(&right).expect("a file"), before);
     let nine: Vec<&str> = std::iter::repeat_n(right.as_str(), 9).collect();
     assert_refused(
         eda(&["bench", "compare", "--svg", &picture]).args(nine),

@@ -4,8 +4,8 @@
 mod device;
 
 use eda_wgpu::gpu::cache::Found;
-use eda_wgpu::gpu::kernels::Kernels;
-use eda_wgpu::{Engine, EngineOptions, PrefillOptions, Problem, Rule, generate};
+use eda_wgpu::gpu::kernels::{Kernels, Slice};
+use eda_wgpu::{Engine, EngineOptions, Operand, PrefillOptions, Problem, Rule, Tensors, generate};
 use std::path::{Path, PathBuf};
 
 /// Opens an engine that keeps its pipelines there, and runs something.
@@ -37,11 +37,36 @@ fn file(directory: &Path) -> PathBuf {
     files[0].clone()
 }
 
-/// Whether the adapter under test can keep pipelines at all; elsewhere nothing is written.
+/// Whether the adapter under test can keep pipelines at all: on Vulkan, and there each can, so that no driver passes
+/// these tests by keeping nothing. Elsewhere nothing is written.
 fn offered() -> bool {
-    device::adapter()
-        .features()
-        .contains(wgpu::Features::PIPELINE_CACHE)
+    let adapter = device::adapter();
+    let offered = adapter.features().contains(wgpu::Features::PIPELINE_CACHE);
+    let vulkan = adapter.get_info().backend == wgpu::Backend::Vulkan;
+    assert_eq!(offered, vulkan, "{:?}", adapter.get_info());
+    offered
+}
+
+/// Binds a prefill on a host's device: how many pipelines were built.
+fn bind(kernels: &Kernels) -> usize {
+    let problem = Problem::new(Rule::Linear, [1, 16, 1, 1, 4, 4]);
+    let plan = kernels
+        .plan_prefill(&problem, &Default::default())
+        .expect("a plan");
+    let buffers = ["q", "k", "v", "o", "state"].map(|name| {
+        kernels
+            .buffer(name, 1024, wgpu::BufferUsages::STORAGE, None)
+            .expect("a buffer")
+    });
+    let [q, k, v, o, state] = buffers.each_ref().map(Slice::whole);
+    let tensors = Tensors::new()
+        .with(Operand::Q, q)
+        .with(Operand::K, k)
+        .with(Operand::V, v);
+    kernels
+        .prefill(&plan, &tensors, o, state, None)
+        .expect("bound");
+    kernels.pipeline_count()
 }
 
 #[test]
@@ -97,31 +122,6 @@ fn pipelines_are_found_again_and_damaged_files_are_ignored_and_replaced() {
     }
 }
 
-/// A file that others may write to says nothing about its contents.
-#[cfg(unix)]
-#[test]
-fn files_and_directories_that_others_may_write_to_are_not_read() {
-    use std::os::unix::fs::PermissionsExt;
-    if !offered() {
-        return;
-    }
-    let root = tempfile::tempdir().expect("a directory");
-    let directory = root.path().join("kept");
-    run(&directory);
-    let path = file(&directory);
-    let allow = |path: &Path, mode| {
-        let permissions = std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(path, permissions).expect("permitted");
-    };
-    for mode in [0o666, 0o620, 0o602] {
-        allow(&path, mode);
-        assert_eq!(run(&directory).0, Some(Found::Refused), "{mode:o}");
-        allow(&path, 0o600);
-    }
-    allow(&directory, 0o777);
-    assert_eq!(run(&directory).0, Some(Found::Refused));
-}
-
 #[test]
 fn what_cannot_be_written_is_no_error() {
     let root = tempfile::tempdir().expect("a directory");
@@ -140,6 +140,11 @@ fn what_cannot_be_written_is_no_error() {
         std::fs::remove_file(&path).expect("removed");
         std::fs::create_dir(&path).expect("made");
         assert_eq!(run(&directory), (Some(Found::Refused), right));
+        // It is left, and nothing beside it.
+        assert_eq!(file(&directory), path);
+        assert!(path.is_dir());
+    } else {
+        assert!(!directory.exists());
     }
 }
 
@@ -155,21 +160,26 @@ fn several_at_once_leave_one_whole_file() {
     if offered() {
         file(&directory);
         assert_eq!(run(&directory).0, Some(Found::Pipelines));
+    } else {
+        assert!(!directory.exists());
     }
 }
 
 /// A program with a device of its own may bring its own cache.
 #[test]
 fn kernels_of_a_host_add_to_its_cache() {
-    if !offered() {
-        return;
-    }
     let adapter = device::adapter();
     let (device, _queue) = device::wait(adapter.request_device(&wgpu::DeviceDescriptor {
-        required_features: wgpu::Features::PIPELINE_CACHE,
+        required_features: adapter.features() & wgpu::Features::PIPELINE_CACHE,
         ..Default::default()
     }))
     .expect("a device");
+    let built = bind(&Kernels::new(&device).with_pipeline_cache(None));
+    assert_eq!(built, 4);
+    if !offered() {
+        // There is no cache to bring.
+        return;
+    }
     let descriptor = wgpu::PipelineCacheDescriptor {
         label: None,
         data: None,
@@ -178,26 +188,6 @@ fn kernels_of_a_host_add_to_its_cache() {
     // SAFETY: there is no data.
     let cache = unsafe { device.create_pipeline_cache(&descriptor) };
     let kernels = Kernels::new(&device).with_pipeline_cache(Some(cache.clone()));
-    let problem = Problem::new(Rule::Linear, [1, 16, 1, 1, 4, 4]);
-    let plan = kernels
-        .plan_prefill(&problem, &Default::default())
-        .expect("a plan");
-    let buffer = |name: &str| {
-        kernels
-            .buffer(name, 1024, wgpu::BufferUsages::STORAGE, None)
-            .expect("a buffer")
-    };
-    use eda_wgpu::gpu::kernels::Slice;
-    use eda_wgpu::{Operand, Tensors};
-    let buffers: Vec<wgpu::Buffer> = ["q", "k", "v", "o", "state"].map(buffer).into();
-    let tensors = Tensors::new()
-        .with(Operand::Q, Slice::whole(&buffers[0]))
-        .with(Operand::K, Slice::whole(&buffers[1]))
-        .with(Operand::V, Slice::whole(&buffers[2]));
-    let (o, state) = (Slice::whole(&buffers[3]), Slice::whole(&buffers[4]));
-    kernels
-        .prefill(&plan, &tensors, o, state, None)
-        .expect("bound");
-    assert_eq!(kernels.pipeline_count(), 4);
+    assert_eq!(bind(&kernels), built);
     assert!(cache.get_data().is_some_and(|data| !data.is_empty()));
 }

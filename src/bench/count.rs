@@ -28,21 +28,21 @@ pub fn flops(problem: &Problem) -> f64 {
     states * problem.state_len() as f64 * (decay + substeps + 2.0)
 }
 
-/// Bytes that have to be moved at least: inputs and outputs once, as they are stored, and float32 states: the
-/// final ones written in prefill (initial ones are zero), read and written in decode.
-pub fn bytes(op: Op, problem: &Problem, element: Element) -> f64 {
+/// Bytes that have to be moved at least: inputs and outputs once, as they are stored, and states: in prefill the
+/// final ones written in float32 (initial ones are zero), in decode read and written as `state`.
+pub fn bytes(op: Op, problem: &Problem, element: Element, state: Element) -> f64 {
     let inputs: f64 = Operand::ALL
         .into_iter()
         .filter(|&o| problem.uses(o) && o != Operand::InitialState)
         .map(|o| problem.len(o) as f64 * operand_element(o, element).bytes() as f64)
         .sum();
-    let states = match op {
-        Op::Prefill => 1.0,
-        Op::Decode => 2.0,
+    let state_bytes = match op {
+        Op::Prefill => Element::F32.bytes(),
+        Op::Decode => 2 * state.bytes(),
     };
     inputs
         + problem.output_len() as f64 * element.bytes() as f64
-        + states * problem.states_len() as f64 * 4.0
+        + problem.states_len() as f64 * state_bytes as f64
 }
 
 #[cfg(test)]
@@ -75,9 +75,13 @@ mod tests {
         let values = 3.0 * 80.0 + 2.0 * 120.0 + 240.0;
         let gates = 60.0;
         let states = 192.0;
-        let prefill = bytes(Op::Prefill, &problem, Element::F32);
-        assert_eq!(prefill, 4.0 * (values + gates + states));
-        let decode = bytes(Op::Decode, &problem, Element::F16);
+        for state in [Element::F32, Element::F16] {
+            let prefill = bytes(Op::Prefill, &problem, Element::F32, state);
+            assert_eq!(prefill, 4.0 * (values + gates + states));
+        }
+        let decode = bytes(Op::Decode, &problem, Element::F16, Element::F32);
         assert_eq!(decode, 2.0 * values + 4.0 * gates + 8.0 * states);
+        let decode = bytes(Op::Decode, &problem, Element::F32, Element::F16);
+        assert_eq!(decode, 4.0 * values + 4.0 * gates + 4.0 * states);
     }
 }

@@ -4,7 +4,9 @@
 //! this crate. Reading, [`Report::check`] finds what no measurement can have been.
 
 use super::count;
+use crate::cpu;
 use crate::engine::{Element, Engine};
+use crate::gpu::plan::CHUNK_SIZES;
 use crate::problem::Problem;
 use crate::rule::{MAX_SUBSTEPS, Rule};
 use serde::{Deserialize, Serialize};
@@ -264,6 +266,8 @@ pub struct Key {
     pub shape: [usize; 6],
     /// Type in which inputs and outputs are stored.
     pub dtype: Element,
+    /// Type in which decode stores states; float32 in prefill.
+    pub state: Element,
 }
 
 impl fmt::Display for Key {
@@ -273,12 +277,16 @@ impl fmt::Display for Key {
         if self.factors > 1 {
             write!(f, " n={}", self.factors)?;
         }
-        write!(f, " {b},{t},{h},{hv},{k},{v} {}", self.dtype.name())
+        write!(f, " {b},{t},{h},{hv},{k},{v} {}", self.dtype.name())?;
+        match self.state {
+            Element::F32 => Ok(()),
+            state => write!(f, " state {}", state.name()),
+        }
     }
 }
 
 impl Key {
-    /// The key of a problem.
+    /// The key of a problem with float32 states.
     pub fn new(op: Op, problem: &Problem, dtype: Element) -> Self {
         Self {
             op,
@@ -293,6 +301,7 @@ impl Key {
                 problem.value_dim,
             ],
             dtype,
+            state: Element::F32,
         }
     }
 }
@@ -310,6 +319,9 @@ pub struct Case {
     pub shape: [usize; 6],
     /// Type in which inputs and outputs are stored.
     pub dtype: Element,
+    /// Type in which decode stores states, float32 in prefill; so where it is absent.
+    #[serde(default)]
+    pub state: Element,
     /// Tokens a chunk; null in decode, and where the engine did not say.
     #[serde(default)]
     pub chunk: Option<usize>,
@@ -372,14 +384,50 @@ impl LongRun {
             block_ms,
         })
     }
+
+    fn check(&self, op: Op, at: &str) -> Result<(), Fault> {
+        if op == Op::Prefill {
+            return fault(at, "null in prefill", "an object");
+        }
+        for (i, &ms) in self.block_ms.iter().enumerate() {
+            time(&|| format!("{at}.block_ms[{i}]"), ms)?;
+        }
+        let blocks = self.block_ms.len();
+        let (Some(&first), Some(&last)) = (self.block_ms.first(), self.block_ms.last()) else {
+            return fault(format!("{at}.block_ms"), "at least one block", "none");
+        };
+        if self.block == 0 || self.block.checked_mul(blocks) != Some(self.steps) {
+            let expected = format!("{blocks} blocks of {}, at least 1 each", self.block);
+            return fault(format!("{at}.steps"), expected, self.steps);
+        }
+        follow(
+            &format!("{at}."),
+            &[
+                ("first_ms", self.first_ms, first),
+                ("last_ms", self.last_ms, last),
+            ],
+        )
+    }
 }
 
 impl Case {
-    /// From its times and the ceilings of the same run.
+    /// From its times and the ceilings of the same run, with float32 states.
     pub fn new(op: Op, problem: &Problem, dtype: Element, times: Samples, on: &Ceilings) -> Self {
+        Self::with_state(op, problem, dtype, Element::F32, times, on)
+    }
+
+    /// The same with states stored as `state`.
+    pub fn with_state(
+        op: Op,
+        problem: &Problem,
+        dtype: Element,
+        state: Element,
+        times: Samples,
+        on: &Ceilings,
+    ) -> Self {
         let median_ms = times.median_ms();
         let gflops = count::flops(problem) * 1e-9;
-        let gbytes = count::bytes(op, problem, dtype) * 1e-9;
+        let gbytes = count::bytes(op, problem, dtype, state) * 1e-9;
         let gflop_per_s = rate(gflops * 1e9, median_ms);
         let gb_per_s = rate(gbytes * 1e9, median_ms);
         let share = |rate: f64, most: f64| if most > 0.0 { rate / most } else { 0.0 };
@@ -390,6 +438,7 @@ impl Case {
             factors: key.factors,
             shape: key.shape,
             dtype,
+            state,
             chunk: None,
             steps: 1,
             final_state_written: true,
@@ -456,6 +505,51 @@ fn within(
     fault(key(), format!("{low:e} to {high:e}{unit}"), x)
 }
 
+/// Checks numbers that follow from others: name, found, right. A tool that wrote the file again may have rounded.
+fn follow(at: &str, numbers: &[(&str, f64, f64)]) -> Result<(), Fault> {
+    for &(name, found, right) in numbers {
+        // (NaN is not near anything.)
+        let near = (found - right).abs() <= 1e-6 * right.abs();
+        if !near {
+            let expected = format!("{right}, which follows from the other values");
+            return fault(format!("{at}{name}"), expected, found);
+        }
+    }
+    Ok(())
+}
+
+/// Whether it is a date as in [`Report::date`].
+fn is_date(text: &str) -> bool {
+    let pattern = b"0000-00-00T00:00:00Z";
+    let bytes = text.as_bytes();
+    let formed = bytes.len() == pattern.len()
+        && bytes.iter().zip(pattern).all(|(b, p)| match p {
+            b'0' => b.is_ascii_digit(),
+            p => b == p,
+        });
+    let number = |range| text.get(range).and_then(|s: &str| s.parse::<u32>().ok());
+    let within = |range, low, high| number(range).is_some_and(|n| (low..=high).contains(&n));
+    let days = match (number(0..4), number(5..7)) {
+        (Some(y), Some(2)) if y % 4 == 0 && (y % 100 != 0 || y % 400 == 0) => 29,
+        (_, Some(2)) => 28,
+        (_, Some(4 | 6 | 9 | 11)) => 30,
+        _ => 31,
+    };
+    formed
+        && within(5..7, 1, 12)
+        && within(8..10, 1, days)
+        && within(11..13, 0, 23)
+        && within(14..16, 0, 59)
+        // (60 is a leap second.)
+        && within(17..19, 0, 60)
+}
+
+/// Whether it is a commit as in [`Report::commit`].
+fn is_commit(text: &str) -> bool {
+    let hash = text.strip_suffix("-modified").unwrap_or(text);
+    matches!(hash.len(), 40 | 64) && hash.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
 /// A time, milliseconds: more than nothing, less than a day.
 fn time(key: &dyn Fn() -> String, ms: f64) -> Result<(), Fault> {
     within(key, ms, [1e-9, LONGEST_MS], " ms")
@@ -478,15 +572,30 @@ impl Report {
     /// Checks that the values can be those of a run.
     ///
     /// # Errors
-    /// [`Fault`] naming the first key that has a wrong value: another format, no cases, a case given twice, a
-    /// rule or size that does not exist, a time that is not positive or longer than a day.
+    /// [`Fault`] naming the first key that has a wrong value: another format, a date or commit that is none, no
+    /// cases, a case given twice, a rule, size or chunk that does not exist, a time that is not positive or longer
+    /// than a day, a number that does not follow from the samples and sizes that it is made of.
     pub fn check(&self) -> Result<(), Fault> {
-        const RATE: [f64; 2] = [0.0, 1e12];
+        const RATE: [f64; 2] = [1e-12, 1e12];
         if self.format != FORMAT {
             return fault(
                 "format",
                 format!("`{FORMAT}`"),
                 format!("`{}`", self.format),
+            );
+        }
+        if let Some(commit) = self.commit.as_ref().filter(|c| !is_commit(c)) {
+            return fault(
+                "commit",
+                "null or 40 or 64 hexadecimal digits, perhaps with `-modified`",
+                format!("`{commit}`"),
+            );
+        }
+        if !is_date(&self.date) {
+            return fault(
+                "date",
+                "UTC as in `2026-06-30T12:00:00Z`",
+                format!("`{}`", self.date),
             );
         }
         let Ceilings { copy, product } = &self.ceilings;
@@ -498,6 +607,22 @@ impl Report {
         ] {
             within(&|| key.to_owned(), rate, RATE, "")?;
         }
+        let right = Copy::new(copy.bytes, copy.times.clone());
+        follow(
+            "ceilings.copy.",
+            &[
+                ("median_ms", copy.median_ms, right.median_ms),
+                ("gb_per_s", copy.gb_per_s, right.gb_per_s),
+            ],
+        )?;
+        let right = Product::new(product.size, product.times.clone());
+        follow(
+            "ceilings.product.",
+            &[
+                ("median_ms", product.median_ms, right.median_ms),
+                ("gflop_per_s", product.gflop_per_s, right.gflop_per_s),
+            ],
+        )?;
         if let Some(Pipelines {
             first_ms,
             second_ms,
@@ -515,7 +640,7 @@ impl Report {
         }
         let mut seen = HashSet::new();
         for (i, case) in self.cases.iter().enumerate() {
-            case.check(&format!("cases[{i}]."))?;
+            case.check(&format!("cases[{i}]."), &self.ceilings)?;
             if !seen.insert(case.key()) {
                 let found = format!("a second {}", case.key());
                 return fault(format!("cases[{i}]"), "each case once", found);
@@ -534,23 +659,24 @@ impl Case {
             factors: self.factors,
             shape: self.shape,
             dtype: self.dtype,
+            state: self.state,
         }
     }
 
-    fn check(&self, at: &str) -> Result<(), Fault> {
+    fn check(&self, at: &str, on: &Ceilings) -> Result<(), Fault> {
         // Only DeltaProduct has a choice.
         let factors = match self.rule.as_str() {
             "deltaproduct" => 1..=MAX_SUBSTEPS,
             _ => 1..=1,
         };
-        if Rule::from_name(&self.rule, 1).is_err() {
+        let Ok(rule) = Rule::from_name(&self.rule, self.factors) else {
             let rules = Rule::ALL.map(Rule::name).join(", ");
             return fault(
                 format!("{at}rule"),
                 format!("one of {rules}"),
                 format!("`{}`", self.rule),
             );
-        }
+        };
         if !factors.contains(&self.factors) {
             return fault(
                 format!("{at}factors"),
@@ -566,23 +692,61 @@ impl Case {
                 self.shape[i],
             );
         }
-        if self.steps == 0 {
-            return fault(format!("{at}steps"), "at least 1", 0);
+        let problem = Problem::new(rule, self.shape);
+        if let Err(e) = problem.validate() {
+            return fault(format!("{at}shape"), "sizes of a problem", e);
         }
-        samples(&format!("{at}times."), &self.times)?;
-        for (name, ms) in [
-            ("median_ms", self.median_ms),
-            ("min_ms", self.min_ms),
-            ("max_ms", self.max_ms),
-        ] {
-            time(&|| format!("{at}{name}"), ms)?;
-        }
-        if let Some(run) = &self.long_run {
-            for (i, &ms) in run.block_ms.iter().enumerate() {
-                time(&|| format!("{at}long_run.block_ms[{i}]"), ms)?;
+        let chunks = [cpu::DEFAULT_CHUNK].into_iter().chain(CHUNK_SIZES);
+        match (self.op, self.chunk) {
+            (_, None) => {}
+            (Op::Prefill, Some(n)) if chunks.clone().any(|chunk| chunk == n) => {}
+            (Op::Prefill, Some(n)) => {
+                let chunks: Vec<String> = chunks.map(|n| n.to_string()).collect();
+                let expected = format!("null or one of {}", chunks.join(", "));
+                return fault(format!("{at}chunk"), expected, n);
             }
+            (Op::Decode, Some(n)) => return fault(format!("{at}chunk"), "null in decode", n),
         }
-        Ok(())
+        match (self.op, self.steps) {
+            (_, 0) => return fault(format!("{at}steps"), "at least 1", 0),
+            (Op::Prefill, n @ 2..) => return fault(format!("{at}steps"), "1 in prefill", n),
+            _ => {}
+        }
+        if !self.final_state_written {
+            return fault(format!("{at}final_state_written"), true, false);
+        }
+        let warm_up = || format!("{at}warm_up_ms");
+        within(&warm_up, self.warm_up_ms, [0.0, LONGEST_MS], " ms")?;
+        samples(&format!("{at}times."), &self.times)?;
+        if self.op == Op::Prefill && self.state != Element::F32 {
+            let found = format!("`{}`", self.state.name());
+            return fault(format!("{at}state"), "`f32` in prefill", found);
+        }
+        let times = self.times.clone();
+        let right = Self::with_state(self.op, &problem, self.dtype, self.state, times, on);
+        follow(
+            at,
+            &[
+                ("median_ms", self.median_ms, right.median_ms),
+                ("min_ms", self.min_ms, right.min_ms),
+                ("max_ms", self.max_ms, right.max_ms),
+                ("gflops", self.gflops, right.gflops),
+                ("gbytes", self.gbytes, right.gbytes),
+                ("tokens_per_s", self.tokens_per_s, right.tokens_per_s),
+                ("gflop_per_s", self.gflop_per_s, right.gflop_per_s),
+                ("gb_per_s", self.gb_per_s, right.gb_per_s),
+                (
+                    "share_of_product",
+                    self.share_of_product,
+                    right.share_of_product,
+                ),
+                ("share_of_copy", self.share_of_copy, right.share_of_copy),
+            ],
+        )?;
+        match &self.long_run {
+            Some(run) => run.check(self.op, &format!("{at}long_run")),
+            None => Ok(()),
+        }
     }
 }
 
@@ -603,6 +767,41 @@ mod tests {
         assert_eq!(times(&[3.0, 1.0, 2.0]).median_ms(), 2.0);
         assert_eq!(times(&[4.0, 1.0, 2.0, 3.0]).median_ms(), 2.5);
         assert_eq!(times(&[]).median_ms(), 0.0);
+    }
+
+    #[test]
+    fn dates_and_commits_are_told_from_other_text() {
+        for date in [
+            "2026-06-30T12:00:00Z",
+            "2024-02-29T23:59:59Z",
+            "2000-02-29T00:00:00Z",
+        ] {
+            assert!(is_date(date), "{date}");
+        }
+        for other in [
+            "",
+            "today",
+            "2026-06-30",
+            "2026-06-31T12:00:00Z",
+            "2026-02-29T12:00:00Z",
+            "1900-02-29T12:00:00Z",
+            "2026-13-01T12:00:00Z",
+            "2026-00-01T12:00:00Z",
+            "2026-06-00T12:00:00Z",
+            "2026-06-30T24:00:00Z",
+            "2026-06-30T12:60:00Z",
+            "2026-06-30T12:00:00+",
+            "2026-06-30T12:00:00.0Z",
+            "+026-06-30T12:00:00Z",
+            "2026-06-3\u{202e}T12:00:00",
+        ] {
+            assert!(!is_date(other), "{other}");
+        }
+        let hash = "0123456789abcdef0123456789abcdef01234567";
+        assert!(is_commit(hash) && is_commit(&format!("{hash}-modified")));
+        for other in ["", "-modified", &hash[1..], &format!("{hash}-x"), "main"] {
+            assert!(!is_commit(other), "{other}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::count;
 use super::measure::{blocks, sample};
-use super::report::{Case, Ceilings, LongRun, Op, Samples, Timing};
+use super::report::{Case, Ceilings, Key, LongRun, Op, Samples, Timing};
 use super::{Bound, DeviceInputs, Effort, bind_decode, bind_prefill, random_values};
 use crate::cpu::{self, CpuEngine};
 use crate::engine::{DecodeOptions, Element, Engine, PrefillOptions};
@@ -44,6 +44,22 @@ impl Spec {
     /// The problem.
     pub fn problem(&self) -> Problem {
         Problem::new(self.rule, self.shape)
+    }
+
+    /// What it is called where decode stores states as `state`.
+    pub fn key(&self, state: Element) -> Key {
+        Key {
+            state: self.stored(state),
+            ..Key::new(self.op, &self.problem(), self.element)
+        }
+    }
+
+    /// Type of its states where decode stores them as `state`.
+    fn stored(&self, state: Element) -> Element {
+        match self.op {
+            Op::Prefill => Element::F32,
+            Op::Decode => state,
+        }
     }
 }
 
@@ -125,19 +141,39 @@ pub fn default_shapes(engine: &Engine, op: Op, quick: bool) -> (&'static str, Ve
     }
 }
 
-/// Runs one case.
+/// Runs one case, with float32 states.
+///
+/// # Errors
+/// As [`case_with`].
+pub async fn case(engine: &Engine, spec: &Spec, plan: &Plan, ceilings: &Ceilings) -> Result<Case> {
+    case_with(engine, spec, Element::F32, plan, ceilings).await
+}
+
+/// The same where decode stores states as `state`.
 ///
 /// # Errors
 /// As the kernels and the engines: [`crate::Error::Tensor`], [`crate::Error::Unsupported`],
 /// [`crate::Error::OutOfMemory`], [`crate::Error::DeviceLost`].
-pub async fn case(engine: &Engine, spec: &Spec, plan: &Plan, ceilings: &Ceilings) -> Result<Case> {
+pub async fn case_with(
+    engine: &Engine,
+    spec: &Spec,
+    state: Element,
+    plan: &Plan,
+    ceilings: &Ceilings,
+) -> Result<Case> {
     let problem = spec.problem();
     problem.validate()?;
+    let state = spec.stored(state);
+    if spec.op == Op::Decode {
+        // No slots: only to hear whether the engine has such states.
+        engine.pool_with(&problem, 0, state).await?;
+    }
     let measured = match engine {
-        Engine::Gpu(engine) => on_gpu(engine, spec, &problem, plan).await?,
+        Engine::Gpu(engine) => on_gpu(engine, spec, state, &problem, plan).await?,
         Engine::Cpu(engine) => on_cpu(engine, spec, &problem, plan)?,
     };
-    let case = Case::new(spec.op, &problem, spec.element, measured.times, ceilings);
+    let (op, times) = (spec.op, measured.times);
+    let case = Case::with_state(op, &problem, spec.element, state, times, ceilings);
     Ok(Case {
         chunk: measured.chunk,
         steps: measured.steps,
@@ -154,7 +190,13 @@ struct Measured {
     long_run: Option<LongRun>,
 }
 
-fn bind(engine: &GpuEngine, spec: &Spec, problem: &Problem, inputs: DeviceInputs) -> Result<Bound> {
+fn bind(
+    engine: &GpuEngine,
+    spec: &Spec,
+    state: Element,
+    problem: &Problem,
+    inputs: DeviceInputs,
+) -> Result<Bound> {
     match spec.op {
         Op::Prefill => {
             let settings = PrefillSettings {
@@ -167,7 +209,7 @@ fn bind(engine: &GpuEngine, spec: &Spec, problem: &Problem, inputs: DeviceInputs
         Op::Decode => {
             let settings = DecodeSettings {
                 element: spec.element,
-                state: Element::F32,
+                state,
             };
             bind_decode(engine, problem, settings, inputs)
         }
@@ -177,11 +219,12 @@ fn bind(engine: &GpuEngine, spec: &Spec, problem: &Problem, inputs: DeviceInputs
 async fn on_gpu(
     engine: &GpuEngine,
     spec: &Spec,
+    state: Element,
     problem: &Problem,
     plan: &Plan,
 ) -> Result<Measured> {
     let inputs = DeviceInputs::new(engine, problem, spec.element)?;
-    let bound = bind(engine, spec, problem, inputs)?;
+    let bound = bind(engine, spec, state, problem, inputs)?;
     if spec.op == Op::Prefill {
         let times = sample(engine, plan.effort, Some(plan.budget), &bound.once()).await?;
         return Ok(Measured {
@@ -219,12 +262,12 @@ async fn on_gpu(
     })
 }
 
-/// Builds the pipelines of all cases: how many there are, and how long building them took, from WGSL text to
+/// Builds the pipelines of all cases, of decode with states stored as `state`: how many there are, and how long building them took, from WGSL text to
 /// what the driver runs, milliseconds. A case that the device does not run is left out.
 ///
 /// # Errors
 /// [`crate::Error::DeviceLost`].
-pub fn build_pipelines(engine: &GpuEngine, specs: &[Spec]) -> Result<(usize, f64)> {
+pub fn build_pipelines(engine: &GpuEngine, specs: &[Spec], state: Element) -> Result<(usize, f64)> {
     let before = engine.kernels().pipeline_count();
     let mut done: Vec<Spec> = Vec::new();
     let mut ms = 0.0;
@@ -249,7 +292,7 @@ pub fn build_pipelines(engine: &GpuEngine, specs: &[Spec]) -> Result<(usize, f64
             let begun = Instant::now();
             let bound = inputs
                 .clone()
-                .and_then(|inputs| bind(engine, &spec, &problem, inputs));
+                .and_then(|inputs| bind(engine, &spec, state, &problem, inputs));
             (begun.elapsed().as_secs_f64() * 1e3, bound.is_ok())
         };
         if let (first, true) = time() {
@@ -312,7 +355,7 @@ impl CpuClock {
 
 fn on_cpu(engine: &CpuEngine, spec: &Spec, problem: &Problem, plan: &Plan) -> Result<Measured> {
     // Asked for and given back: filling a vector that there is no room for would end the program.
-    let bytes = count::bytes(spec.op, problem, Element::F32);
+    let bytes = count::bytes(spec.op, problem, Element::F32, Element::F32);
     if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_err() {
         return Err(Error::OutOfMemory {
             what: "the inputs and outputs".into(),

@@ -1,9 +1,10 @@
 //! Output files that are never half written.
 
 use super::{NamedTensor, file_error, output_shape, write_to};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::problem::{Operand, Outputs, Problem};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -70,16 +71,12 @@ impl OutputFile {
 
     /// A temporary file beside the target; messages name `path`.
     fn temporary(&self, path: &Path) -> Result<tempfile::NamedTempFile> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".eda-");
-        // Temporary files are private by default; an output should be as readable as any other file.
-        #[cfg(unix)]
-        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-        #[cfg(unix)]
-        builder.permissions(permissions);
-        builder
-            .tempfile_in(&self.directory)
-            .map_err(|e| file_error(path, format!("cannot write: {}", reason(&e))))
+        // Opened by hand: temporary files are private by default, and an output should be as readable as any other
+        // file; and errors are then those of the system, without the temporary name, which means nothing to the user.
+        tempfile::Builder::new()
+            .prefix(".eda-")
+            .make_in(&self.directory, |name| File::create_new(name))
+            .map_err(|e| cannot_write(path, &e))
     }
 
     /// Writes `o` and `final_state` with the given metadata and gives the file its name.
@@ -115,8 +112,7 @@ impl OutputFile {
         self,
         write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
     ) -> Result<()> {
-        let failed =
-            |e: &std::io::Error| file_error(&self.path, format!("cannot write: {}", reason(e)));
+        let failed = |e: &std::io::Error| cannot_write(&self.path, e);
         let temporary = self.temporary(&self.path)?;
         let mut sink = BufWriter::new(temporary.as_file());
         write(&mut sink)
@@ -131,20 +127,6 @@ impl OutputFile {
     }
 }
 
-/// An I/O error without the temporary file's name, which means nothing to the user.
-fn reason(error: &std::io::Error) -> String {
-    let mut code = error.raw_os_error();
-    let mut inner = error
-        .get_ref()
-        .map(|e| e as &(dyn std::error::Error + 'static));
-    while let (None, Some(e)) = (code, inner) {
-        code = e
-            .downcast_ref::<std::io::Error>()
-            .and_then(std::io::Error::raw_os_error);
-        inner = e.source();
-    }
-    match code {
-        Some(code) => std::io::Error::from_raw_os_error(code).to_string(),
-        None => error.kind().to_string(),
-    }
+fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
+    file_error(path, format!("cannot write: {error}"))
 }

@@ -2,8 +2,9 @@
 //!
 //! A file holds what the driver gave, for one adapter, driver version and version of this crate. What is read
 //! back reaches the driver only if the file is whole and its key is the one expected: drivers are not written
-//! to withstand other data. Anything else is ignored and replaced. A file is written beside its name and
-//! renamed, readable by its owner alone; of two programs that end at once, one's file stays.
+//! to withstand other data. Any other file is ignored and replaced; what is no file (a directory, say) is ignored
+//! and left, and nothing is kept. A file is written beside its name and renamed, readable by its owner alone; of two
+//! programs that end at once, one's file stays.
 //!
 //! The file protects against accidents, not against somebody who may write to the directory, so the directory
 //! should belong to the user alone. Files and directories that others may write to are not read.
@@ -26,7 +27,7 @@ pub enum Found {
     Pipelines,
     /// No file.
     Nothing,
-    /// A file that is damaged, belongs to another adapter, driver or version, or that others may write to.
+    /// Something that is not used: damaged, of another adapter, driver or version, open to others, or no file.
     Refused,
 }
 
@@ -183,7 +184,8 @@ impl DiskCache {
     /// Writes the file, if there is something new; dropping the cache does the same.
     ///
     /// # Errors
-    /// Those of the file system: no such directory and none can be made, not writable, full.
+    /// Those of the file system: no such directory and none can be made, not writable, full, a directory in the
+    /// place of the file.
     pub fn save(&mut self) -> io::Result<()> {
         let Some(data) = self.cache.get_data() else {
             return Ok(());
@@ -251,5 +253,37 @@ mod tests {
         }
         let longer: Vec<u8> = file.iter().copied().chain([0]).collect();
         assert_eq!(unpack(b"adapter, driver", &longer), None);
+    }
+
+    /// A file that others may write to says nothing about its contents.
+    #[cfg(unix)]
+    #[test]
+    fn files_and_directories_that_others_may_write_to_are_not_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().expect("a directory");
+        let directory = root.path().join("kept");
+        let path = directory.join("file");
+        let allow = |path: &Path, mode| {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(path, permissions).expect("permitted");
+        };
+        let refused = || read(&directory, &path).expect_err("refused").kind();
+        std::fs::create_dir(&directory).expect("made");
+        allow(&directory, 0o700);
+        assert_eq!(read(&directory, &path).expect("nothing there"), None);
+        std::fs::write(&path, "data").expect("written");
+        for mode in [0o666, 0o620, 0o602] {
+            allow(&path, mode);
+            assert_eq!(refused(), io::ErrorKind::PermissionDenied, "{mode:o}");
+            allow(&path, 0o600);
+            let data = read(&directory, &path).expect("read");
+            assert_eq!(data.as_deref(), Some(&b"data"[..]));
+        }
+        allow(&directory, 0o777);
+        assert_eq!(refused(), io::ErrorKind::PermissionDenied);
+        allow(&directory, 0o700);
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::create_dir(&path).expect("made");
+        assert_eq!(refused(), io::ErrorKind::PermissionDenied);
     }
 }

@@ -2,14 +2,13 @@
 
 use crate::progress::Progress;
 use crate::table::{Table, number, time};
-use crate::{BackendName, Dtype, Failure, TierName, compare, print};
+use crate::{BackendName, Dtype, Failure, TierName, compare, output_file, print};
 use clap::ValueEnum;
+use eda_wgpu::bench::ceilings;
 use eda_wgpu::bench::report::{self, Adapter, Case, Op, Pipelines, Report, Skipped, Timing};
 use eda_wgpu::bench::run::{self, Plan, Spec};
-use eda_wgpu::bench::{ceilings, report::Key};
-use eda_wgpu::file::OutputFile;
 use eda_wgpu::gpu::cache::Found;
-use eda_wgpu::{Engine, EngineOptions, Error, Rule};
+use eda_wgpu::{Element, Engine, EngineOptions, Error, Rule};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -37,6 +36,7 @@ Examples:
   eda bench                                               this machine's best adapter
   eda bench --json mine.json                              keep all samples
   eda bench --op prefill --rule eda,kda --shape 1,4096,16,16,128,128 --dtype f16
+  eda bench --op decode --state f16                       states stored as float16
   eda bench --backend cpu --quick
   eda bench compare theirs.json mine.json --svg both.svg  tables and a picture of two such files")]
 pub(crate) struct Args {
@@ -72,9 +72,12 @@ struct Flags {
     /// Kernel family.
     #[arg(long, value_enum, default_value = "auto")]
     tier: TierName,
-    /// Type in which inputs and outputs are stored; states are float32.
+    /// Type in which inputs and outputs are stored.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Dtype,
+    /// Type in which decode stores states, on a GPU; those of prefill are float32.
+    #[arg(long, value_enum, default_value = "f32")]
+    state: Dtype,
     /// Tokens a chunk, in prefill; the engine chooses otherwise.
     #[arg(long, value_name = "N", value_parser = ["16", "32", "64"])]
     chunk: Option<String>,
@@ -120,6 +123,7 @@ impl Flags {
             let only_gpu = [
                 ("--adapter", self.adapter.is_some()),
                 ("--tier", self.tier != TierName::Auto),
+                ("--state f16", self.state == Dtype::F16),
             ];
             if let Some((flag, _)) = only_gpu.iter().find(|(_, given)| *given) {
                 return Err(Failure::Usage(format!(
@@ -127,12 +131,38 @@ impl Flags {
                 )));
             }
         }
-        if self.chunk.is_some() && self.op == Some(OpName::Decode) {
-            return Err(Failure::Usage(
-                "--chunk: expected --op prefill, found --op decode".into(),
-            ));
+        let only_in = [
+            ("--chunk", self.chunk.is_some(), Op::Prefill),
+            ("--state f16", self.state == Dtype::F16, Op::Decode),
+        ];
+        match only_in
+            .iter()
+            .find(|(_, given, op)| *given && !self.runs(*op))
+        {
+            Some((flag, _, op)) => Err(Failure::Usage(format!(
+                "{flag}: expected a case of {}, found none",
+                op.name()
+            ))),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// What is timed of a shape.
+    fn op_of(&self, shape: &[usize; 6]) -> Op {
+        match self.op {
+            Some(op) => op.into(),
+            None if shape[1] > 1 => Op::Prefill,
+            None => Op::Decode,
+        }
+    }
+
+    /// Whether any case is one of this operation.
+    fn runs(&self, op: Op) -> bool {
+        match (self.op, self.shape.is_empty()) {
+            (None, true) => true,
+            (Some(wanted), _) => Op::from(wanted) == op,
+            (None, false) => self.shape.iter().any(|shape| self.op_of(shape) == op),
+        }
     }
 
     fn rules(&self) -> eda_wgpu::Result<Vec<Rule>> {
@@ -149,21 +179,14 @@ impl Flags {
         let mut shapes: Vec<(Op, [usize; 6])> = Vec::new();
         if self.shape.is_empty() {
             for op in [Op::Prefill, Op::Decode] {
-                if self.op.is_none_or(|wanted| Op::from(wanted) == op) {
+                if self.runs(op) {
                     let (name, sizes) = run::default_shapes(engine, op, self.quick);
                     set = name;
                     shapes.extend(sizes.into_iter().map(|s| (op, s)));
                 }
             }
         }
-        for &sizes in &self.shape {
-            let by_tokens = if sizes[1] > 1 {
-                Op::Prefill
-            } else {
-                Op::Decode
-            };
-            shapes.push((self.op.map_or(by_tokens, Op::from), sizes));
-        }
+        shapes.extend(self.shape.iter().map(|shape| (self.op_of(shape), *shape)));
         let mut specs: Vec<Spec> = Vec::new();
         for rule in self.rules()? {
             for &(op, shape) in &shapes {
@@ -195,11 +218,7 @@ pub(crate) fn bench(args: &Args, pipeline_cache: Option<PathBuf>) -> Result<(), 
 
 fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure> {
     flags.check()?;
-    // Before any work: a target that cannot be written to would waste it.
-    let output = match &flags.json {
-        Some(path) => Some(OutputFile::create(path)?),
-        None => None,
-    };
+    let output = output_file(flags.json.as_deref(), std::iter::empty())?;
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let options = EngineOptions {
         backend: flags.backend.into(),
@@ -218,10 +237,11 @@ fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure
         }
     }
     let plan = Plan::of(&engine, flags.quick);
+    let state = flags.state.into();
     let bar = Progress::of("measurements");
     let total = specs.len() + 2;
     let pipelines = match &engine {
-        Engine::Gpu(_) => Some(pipelines(&options, &specs)?),
+        Engine::Gpu(_) => Some(pipelines(&options, &specs, state)?),
         _ => None,
     };
     bar.update(1, total);
@@ -230,12 +250,12 @@ fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure
     let mut cases = Vec::new();
     let mut skipped = Vec::new();
     for (i, spec) in specs.iter().enumerate() {
-        match pollster::block_on(run::case(&engine, spec, &plan, &ceilings)) {
+        match pollster::block_on(run::case_with(&engine, spec, state, &plan, &ceilings)) {
             Ok(case) => cases.push(case),
             // The sets are made for cards of all sizes; what does not fit a small one is left out, and said.
             Err(e @ (Error::Unsupported { .. } | Error::OutOfMemory { .. })) if !given => {
                 skipped.push(Skipped {
-                    case: Key::new(spec.op, &spec.problem(), spec.element).to_string(),
+                    case: spec.key(state).to_string(),
                     reason: e.to_string(),
                 });
             }
@@ -287,7 +307,11 @@ fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure
 
 /// Times the building of pipelines on a new device, and on another one that finds what the first left on disk.
 /// The user's own cache has no part in it.
-fn pipelines(options: &EngineOptions, specs: &[Spec]) -> Result<Pipelines, Failure> {
+fn pipelines(
+    options: &EngineOptions,
+    specs: &[Spec],
+    state: Element,
+) -> Result<Pipelines, Failure> {
     let directory = tempfile::tempdir().ok();
     let build = || -> eda_wgpu::Result<Option<(usize, f64, bool)>> {
         let engine = pollster::block_on(Engine::open(&EngineOptions {
@@ -298,7 +322,7 @@ fn pipelines(options: &EngineOptions, specs: &[Spec]) -> Result<Pipelines, Failu
         let Engine::Gpu(engine) = &engine else {
             return Ok(None);
         };
-        let (count, ms) = run::build_pipelines(engine, specs)?;
+        let (count, ms) = run::build_pipelines(engine, specs, state)?;
         let kept = engine.pipeline_cache().map(|cache| cache.found());
         Ok(Some((count, ms, kept == Some(Found::Pipelines))))
     };
@@ -339,7 +363,9 @@ fn summary(report: &Report, set: &str, disk: Option<Found>, cached: bool) -> Str
         let kept = match disk {
             Some(Found::Pipelines) => "pipelines of an earlier run were found",
             Some(Found::Nothing) => "kept for the next run",
-            Some(Found::Refused) => "the file there was damaged or foreign and is replaced",
+            Some(Found::Refused) => {
+                "what was there is damaged, foreign or open to others, and was not used"
+            }
             None if cached => "none on this adapter",
             None => "off",
         };

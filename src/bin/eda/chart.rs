@@ -2,7 +2,7 @@
 //! Colours follow the reader's light or dark setting.
 
 use crate::compare::Comparison;
-use crate::table::{number, time};
+use crate::table::{number, printable, time};
 use eda_wgpu::bench::report::Report;
 use svg::Document;
 use svg::node::element::{Group, Line, Rectangle, Style, Text, Title};
@@ -37,15 +37,9 @@ fn width(text: &str) -> f64 {
     text.chars().count() as f64 * 7.0
 }
 
-/// Text that XML can hold, no longer than `most` characters.
+/// Text that XML can hold (which is more than what is printed), no longer than `most` characters.
 fn fit(text: &str, most: usize) -> String {
-    let mut out: String = text
-        .chars()
-        .map(|c| match c {
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => ' ',
-            c => c,
-        })
-        .collect();
+    let mut out = printable(text);
     if let Some((at, _)) = out.char_indices().nth(most) {
         out.truncate(at);
         out.push('…');
@@ -60,7 +54,8 @@ fn legend(report: &Report) -> String {
         report.adapter.name,
         report.adapter.backend,
         report.tier,
-        report.date.get(..10).unwrap_or(&report.date)
+        // A checked date has no other form.
+        report.date.get(..10).unwrap_or_default()
     )
 }
 
@@ -147,9 +142,9 @@ fn style() -> Style {
 pub(crate) fn draw(comparison: &Comparison) -> String {
     let files = comparison.reports.len();
     let names: Vec<String> = comparison
-        .keys
+        .rows
         .iter()
-        .map(|key| fit(&key.to_string(), 80))
+        .map(|row| fit(&row.key.to_string(), 80))
         .collect();
     let legends: Vec<String> = comparison
         .reports
@@ -164,18 +159,8 @@ pub(crate) fn draw(comparison: &Comparison) -> String {
     let group = files as f64 * BAR_STEP + GROUP_GAP;
     let bottom = top + group * names.len() as f64;
     let height = bottom + 2.0 * LINE + MARGIN;
-    let medians: Vec<Vec<Option<f64>>> = comparison
-        .keys
-        .iter()
-        .map(|key| {
-            let cases = comparison.cases(key);
-            cases
-                .iter()
-                .map(|c| c.map(|c| c.times.median_ms()))
-                .collect()
-        })
-        .collect();
-    let axis = Axis::new(medians.iter().flatten().copied().flatten(), left);
+    let times = comparison.rows.iter().flat_map(|row| &row.median_ms);
+    let axis = Axis::new(times.copied().flatten(), left);
 
     let mut page = Document::new()
         .set("viewBox", (0.0, 0.0, full, height))
@@ -231,11 +216,11 @@ pub(crate) fn draw(comparison: &Comparison) -> String {
             bottom + 36.0,
             "faint end",
         ));
-    for ((name, times), row) in names.into_iter().zip(&medians).zip(0..) {
-        let y = top + group * f64::from(row);
+    for ((name, row), i) in names.into_iter().zip(&comparison.rows).zip(0..) {
+        let y = top + group * f64::from(i);
         let middle = y + files as f64 * BAR_STEP / 2.0 + 2.0;
         page = page.add(text(name, left - 10.0, middle, "ink end"));
-        page = page.add(bars(&axis, times, y));
+        page = page.add(bars(&axis, &row.median_ms, y));
     }
     page.to_string()
 }

@@ -1,11 +1,11 @@
 //! `eda bench compare`.
 
-use crate::table::{Table, markdown, number, time};
-use crate::{Failure, chart, print};
+use crate::table::{Table, markdown, number, printable, time};
+use crate::{Failure, chart, output_file, print};
 use eda_wgpu::Error;
-use eda_wgpu::bench::report::{self, Case, Key, Report};
-use eda_wgpu::file::OutputFile;
+use eda_wgpu::bench::report::{self, Key, Report};
 use serde::Deserialize;
+use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,8 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Flags of `eda bench compare`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Cases are those with the same operation, rule, shape and type of inputs and outputs; times are medians. A ratio
-is a file's time over the first file's: below 1 is faster.
+Cases are those with the same operation, rule, shape and types of inputs and outputs and of states; times are
+medians. A ratio is a file's time over the first file's: below 1 is faster.
 
 Examples:
   eda bench compare before.json after.json
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Files of `eda bench --json`.
     #[arg(required = true, value_name = "FILE.json")]
     files: Vec<PathBuf>,
-    /// Draw the times into this file, written beside and renamed.
+    /// Draw the times into this file, none of those compared, written beside and renamed.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print Markdown, for an issue or a README.
@@ -36,46 +36,52 @@ pub(crate) struct Args {
 /// The files, and each case that is in any of them, in the order in which they name it.
 pub(crate) struct Comparison {
     pub(crate) reports: Vec<Report>,
-    pub(crate) keys: Vec<Key>,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// A case in all files.
+pub(crate) struct Row {
+    pub(crate) key: Key,
+    /// Its median time in each file, milliseconds; `None` where it is not in it.
+    pub(crate) median_ms: Vec<Option<f64>>,
 }
 
 impl Comparison {
     fn new(reports: Vec<Report>) -> Self {
-        let mut keys: Vec<Key> = Vec::new();
-        let mut seen = std::collections::HashSet::new();
-        for case in reports.iter().flat_map(|r| &r.cases) {
-            let key = case.key();
-            if seen.insert(key.clone()) {
-                keys.push(key);
+        let mut rows: Vec<Row> = Vec::new();
+        let mut by_key: HashMap<Key, usize> = HashMap::new();
+        for (file, report) in reports.iter().enumerate() {
+            for case in &report.cases {
+                let row = *by_key.entry(case.key()).or_insert_with_key(|key| {
+                    rows.push(Row {
+                        key: key.clone(),
+                        median_ms: vec![None; reports.len()],
+                    });
+                    rows.len() - 1
+                });
+                rows[row].median_ms[file] = Some(case.median_ms);
             }
         }
-        Self { reports, keys }
-    }
-
-    /// The cases of a key, one for each file that has it.
-    pub(crate) fn cases(&self, key: &Key) -> Vec<Option<&Case>> {
-        let find = |r: &'_ Report| r.cases.iter().position(|c| c.key() == *key);
-        self.reports
-            .iter()
-            .map(|r| find(r).and_then(|i| r.cases.get(i)))
-            .collect()
+        Self { reports, rows }
     }
 }
 
 /// Reads, compares, draws.
 pub(crate) fn compare(args: &Args) -> Result<(), Failure> {
+    if args.svg.is_some() && args.files.len() > chart::MOST_FILES {
+        return Err(Failure::Usage(format!(
+            "--svg: expected at most {} files, found {}",
+            chart::MOST_FILES,
+            args.files.len()
+        )));
+    }
+    let inputs = args.files.iter().map(PathBuf::as_path);
+    let svg = output_file(args.svg.as_deref(), inputs)?;
     let reports: Result<Vec<Report>, Error> = args.files.iter().map(|path| read(path)).collect();
     let comparison = Comparison::new(reports?);
-    if let Some(path) = &args.svg {
-        if comparison.reports.len() > chart::MOST_FILES {
-            return Err(Failure::Usage(format!(
-                "--svg: expected at most {} files, found {}",
-                chart::MOST_FILES,
-                comparison.reports.len()
-            )));
-        }
+    if let Some(svg) = svg {
         let picture = chart::draw(&comparison);
-        OutputFile::create(path)?.finish_with(|sink| sink.write_all(picture.as_bytes()))?;
+        svg.finish_with(|sink| sink.write_all(picture.as_bytes()))?;
     }
     print(&text(&comparison, args.markdown))
 }
@@ -174,7 +180,7 @@ pub(crate) fn headline(r: &Report) -> String {
         r.date,
         if r.quick { ", quick" } else { "" },
     );
-    line.replace(|c: char| c.is_control(), " ")
+    printable(&line)
 }
 
 fn text(comparison: &Comparison, as_markdown: bool) -> String {
@@ -197,12 +203,11 @@ fn text(comparison: &Comparison, as_markdown: bool) -> String {
         .chain(times)
         .chain(ratios);
     let mut table = Table::new(head);
-    for key in &comparison.keys {
-        let medians: Vec<Option<f64>> = comparison
-            .cases(key)
-            .into_iter()
-            .map(|case| case.map(|c| c.times.median_ms()))
-            .collect();
+    for Row {
+        key,
+        median_ms: medians,
+    } in &comparison.rows
+    {
         let times = medians
             .iter()
             .map(|ms| ms.map_or("missing".to_owned(), time));

@@ -11,10 +11,11 @@ mod run;
 mod table;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use eda_wgpu::file::OutputFile;
 use eda_wgpu::{Backend, Element, Error, Tier};
 use etcetera::BaseStrategy;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Erase-then-Delta Attention and its family of linear-attention rules on any GPU.
@@ -189,7 +190,7 @@ impl Failure {
 
 /// One line on stderr, whatever a path or an adapter's name contains.
 fn say(message: &str) {
-    let line = message.replace(|c: char| c.is_control(), " ");
+    let line = table::printable(message);
     // With stderr gone there is nobody to tell.
     let _ = writeln!(std::io::stderr(), "eda: {line}");
 }
@@ -255,6 +256,26 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let mut line = serde_json::to_string(value).map_err(std::io::Error::from)?;
     line.push('\n');
     print(&line)
+}
+
+/// An output file, tried out before any work, which a target that cannot be written to would waste; refuses one that
+/// is an input.
+fn output_file<'a>(
+    path: Option<&Path>,
+    mut inputs: impl Iterator<Item = &'a Path>,
+) -> Result<Option<OutputFile>, Failure> {
+    let Some(path) = path else {
+        return Ok(None);
+    };
+    if let Ok(target) = path.canonicalize()
+        && inputs.any(|input| input.canonicalize().is_ok_and(|input| input == target))
+    {
+        return Err(Failure::Usage(format!(
+            "{}: expected an output other than the input, found the input",
+            path.display()
+        )));
+    }
+    Ok(Some(OutputFile::create(path)?))
 }
 
 /// Whether stderr is watched by a person.

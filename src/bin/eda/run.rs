@@ -2,15 +2,15 @@
 
 use crate::progress::{self, Progress};
 use crate::report::Report;
-use crate::{BackendName, Dtype, Failure, TierName, print, print_json};
+use crate::{BackendName, Dtype, Failure, TierName, output_file, print, print_json};
 use clap::ValueEnum;
 use eda_wgpu::engine::{Description, Run};
-use eda_wgpu::file::{self, Input, OutputFile, ReadOptions};
+use eda_wgpu::file::{self, Input, ReadOptions};
 use eda_wgpu::{
     Backend, DecodeOptions, Engine, EngineOptions, Error, Outputs, PrefillOptions, Problem, Rule,
     relative_error,
 };
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Flags of `eda run`.
@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Type in which inputs and outputs are stored (modes chunk and decode); states are float32.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Dtype,
-    /// Take NaN and infinities as they are instead of refusing them.
+    /// Take NaN and infinities as they are instead of refusing them; what comes out is then not defined.
     #[arg(long)]
     allow_non_finite: bool,
     /// Print one JSON object instead of the summary. An error that is not finite is 1.797e308 there.
@@ -141,11 +141,8 @@ impl Args {
 /// Reads, computes, writes, reports.
 pub(crate) fn run(args: &Args, pipeline_cache: Option<PathBuf>) -> Result<(), Failure> {
     args.check()?;
-    // Before any work: a target that cannot be written to would waste it.
-    let output = match &args.output {
-        Some(path) => Some(create(path, &args.input)?),
-        None => None,
-    };
+    let inputs = std::iter::once(args.input.as_path());
+    let output = output_file(args.output.as_deref(), inputs)?;
     let about = |error| Failure::Library {
         file: Some(args.input.clone()),
         error,
@@ -169,18 +166,6 @@ pub(crate) fn run(args: &Args, pipeline_cache: Option<PathBuf>) -> Result<(), Fa
         Ok(text) => print(&text),
         Err(e) => Err(Failure::Stdout(std::io::Error::other(e))),
     }
-}
-
-fn create(path: &Path, input: &Path) -> Result<OutputFile, Failure> {
-    if let (Ok(a), Ok(b)) = (path.canonicalize(), input.canonicalize())
-        && a == b
-    {
-        return Err(Failure::Usage(format!(
-            "{}: expected an output other than the input, found the input",
-            path.display()
-        )));
-    }
-    Ok(OutputFile::create(path)?)
 }
 
 /// Asks for the memory of the outputs and gives it back: a small file of many sequences may ask for

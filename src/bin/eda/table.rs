@@ -60,14 +60,27 @@ impl Table {
     }
 }
 
+/// Text in one line, from left to right, whatever a path or an adapter's name contains: controls, format characters
+/// (which turn the direction, or end a line) and what Unicode does not assign become spaces.
+pub(crate) fn printable(text: &str) -> String {
+    let shown = |c: char| {
+        // Strings escape these three, which are to be seen, and else what is not; a mark that combines with the
+        // character before it is escaped at their beginning alone.
+        matches!(c, '\\' | '"' | '\'') || format!("a{c}").escape_debug().count() == 2
+    };
+    text.chars()
+        .map(|c| if shown(c) { c } else { ' ' })
+        .collect()
+}
+
 /// Text that Markdown shows as it is.
 pub(crate) fn markdown(text: &str) -> String {
     let mut out = String::new();
-    for c in text.chars() {
+    for c in printable(text).chars() {
         if matches!(c, '|' | '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']') {
             out.push('\\');
         }
-        out.push(if c.is_control() { ' ' } else { c });
+        out.push(c);
     }
     out
 }
@@ -132,6 +145,16 @@ mod tests {
         ] {
             assert_eq!(time(ms), text);
         }
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_not_printed() {
+        assert_eq!(
+            printable("a\u{202e}b\u{2028}c\u{200b}d\u{feff}e\r\n\x1b\x7ff\u{fffe}"),
+            "a b c d e    f "
+        );
+        let seen = "\\ \"Größe\" 'e\u{301}' 显卡 ® 🦀";
+        assert_eq!(printable(seen), seen);
     }
 
     #[test]
