@@ -210,7 +210,7 @@ async fn on_cpu(
 ) -> Result<Case> {
     let problem = spec.problem();
     problem.validate()?;
-    let bytes = count::bytes(spec.op, &problem, Element::F32);
+    let bytes = count::bytes(spec.op, &problem, Element::F32, Element::F32);
     input::room("the inputs and outputs", bytes as usize)?;
     let mut tensors = Tensors::new();
     for operand in Operand::ALL {
