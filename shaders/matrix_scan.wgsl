@@ -8,6 +8,9 @@
 // that takes the largest of it to between 8 and 16, found anew for each chunk, so that contents or states of any size
 // neither overflow nor vanish, whatever is in other columns; U is multiplied by `unit` where it could overflow. With the
 // powers by which pass 1 has divided reads, writes and queries, all of this is exact and undone in float32.
+//
+// With TRANSITION it finds instead what segments of a sequence do to any state, S -> M S + N (see prefill_join.wgsl):
+// the value columns start from zero and end as N; K columns more start from the identity, have no contents and end as M.
 
 @group(0) @binding(10) var<storage, read> initial: array<f32>;           // [N, HV, K, V]
 @group(0) @binding(11) var<storage, read_write> state: array<f32>;       // [N, HV, K, V]
@@ -40,12 +43,18 @@ var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // (U; O) [R + C][VB]
 var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // (S; Z), then U
 var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of (S; Z), for each column
 
-// Pieces follow the chunks in the table: (first chunk, chunks, state, source).
+override TRANSITION: bool = false;
+override VALUE_BLOCKS: u32 = (V + VB - 1u) / VB;
+override KEY_BLOCKS: u32 = (K + VB - 1u) / VB;
+
+// Pieces follow the chunks in the table: (first chunk, chunks, state or NOWHERE, source + 4 x its state).
 const SOURCE_INITIAL = 1u;
 const SOURCE_CARRIED = 2u;
+const SOURCE_IDENTITY = 3u;
+const NOWHERE = 0xffffffffu;
 
 // vec4 number `i` of the contents [CF][VB] of a chunk with `count` tokens from `first`.
-fn contents_at(first: u32, count: u32, h: u32, column: u32, i: u32) -> vec4<f32> {
+fn contents_at(first: u32, count: u32, identity: bool, h: u32, column: u32, i: u32) -> vec4<f32> {
   let row = min(i / QUADS, CF - 1u);
   let t = min(row / FACTORS, count - 1u);
   var z = vec4<f32>();
@@ -53,7 +62,7 @@ fn contents_at(first: u32, count: u32, h: u32, column: u32, i: u32) -> vec4<f32>
     // What is not there is read from the last row or column and dropped: loads without branches overlap.
     let c = column + i % QUADS * 4u + q;
     let x = content_at(first + t, row % FACTORS * PATTERN + PATTERN - 1u, h, min(c, V - 1u));
-    z[q] = select(0.0, x, row / FACTORS < count && c < V);
+    z[q] = select(0.0, x, row / FACTORS < count && c < V && !identity);
   }
   return z;
 }
@@ -73,15 +82,19 @@ fn main(
   @builtin(subgroup_size) lanes: u32,
 ) {
   let item = group.y * groups.x + group.x;
-  let column_blocks = (V + VB - 1u) / VB;
-  if (item >= params.piece_count * params.head_count * column_blocks) {
+  let blocks = VALUE_BLOCKS + select(0u, KEY_BLOCKS, TRANSITION);
+  if (item >= params.piece_count * params.head_count * blocks) {
     return;
   }
-  let column = item % column_blocks * VB;
-  let head = item / column_blocks % params.head_count;
+  let block = item % blocks;
+  let identity = TRANSITION && block >= VALUE_BLOCKS;
+  let column = select(block, block - VALUE_BLOCKS, identity) * VB;
+  let head = item / blocks % params.head_count;
   let h = params.first_head + head;
-  let piece = table[params.chunk_count + item / column_blocks / params.head_count];
-  let state_base = (piece.z * params.value_heads + h) * K * V + column;
+  let piece = table[params.piece_at + item / blocks / params.head_count];
+  let state_source = select(piece.w % 4u, SOURCE_IDENTITY, identity);
+  let origin = piece.w / 4u * params.value_heads + h;
+  let target_state = piece.z * params.value_heads + h;
   let row_tile = subgroup * ROWS_EACH;
   let state_tile = subgroup * STATE_EACH;
 
@@ -89,12 +102,14 @@ fn main(
     let d = i / QUADS;
     var x = vec4<f32>();
     for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = i % QUADS * 4u + q;
-      if (d < K && column + c < V) {
-        let at = state_base + d * V + c;
-        if (piece.w == SOURCE_INITIAL) {
+      let c = column + i % QUADS * 4u + q;
+      if (state_source == SOURCE_IDENTITY) {
+        x[q] = select(0.0, 1.0, d == c && d < K);
+      } else if (d < K && c < V) {
+        let at = (origin * K + d) * V + c;
+        if (state_source == SOURCE_INITIAL) {
           x[q] = initial[params.initial_at + at];
-        } else if (piece.w == SOURCE_CARRIED) {
+        } else if (state_source == SOURCE_CARRIED) {
           x[q] = state[params.state_at + at];
         }
       }
@@ -131,7 +146,7 @@ fn main(
       }
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
-      z[y] = contents_at(rows.x, rows.y, h, column, lid + y * THREADS);
+      z[y] = contents_at(rows.x, rows.y, identity, h, column, lid + y * THREADS);
     }
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
       decay[y] = floats[floats_at + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
@@ -191,7 +206,7 @@ fn main(
       }
     }
     for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
-      z[y] = contents_at(next_rows.x, next_rows.y, h, column, lid + y * THREADS);
+      z[y] = contents_at(next_rows.x, next_rows.y, identity, h, column, lid + y * THREADS);
     }
     rows = next_rows;
     next_rows = table[min(chunk + 2u, last)].xy;
@@ -233,7 +248,7 @@ fn main(
     for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       let t = i / QUADS;
-      if (t < min(count, CHUNK)) {
+      if (!TRANSITION && t < min(count, CHUNK)) {
         let x = sums[R * QUADS + i] * down * (params.scale * powers.w);
         let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + i % QUADS * 4u;
         for (var q = 0u; q < 4u; q++) {  // unrolled
@@ -283,11 +298,21 @@ fn main(
     workgroupBarrier();
   }
 
+  if (piece.z == NOWHERE) {
+    return;
+  }
   for (var i = lid; i < K * QUADS; i += THREADS) {
+    let d = i / QUADS;
     for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = i % QUADS * 4u + q;
-      if (column + c < V) {
-        state[params.state_at + state_base + i / QUADS * V + c] = s[i][q] * down[q];
+      let c = column + i % QUADS * 4u + q;
+      let x = s[i][q] * down[q];
+      if (state_source == SOURCE_IDENTITY) {
+        if (c < K) {
+          // Transposed, as the join reads it.
+          state[params.transition_at + (target_state * K + c) * K + d] = x;
+        }
+      } else if (c < V) {
+        state[params.state_at + (target_state * K + d) * V + c] = x;
       }
     }
   }

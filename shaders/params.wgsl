@@ -7,7 +7,8 @@ struct Params {
   first_head: u32,     // value heads first_head .. first_head + head_count are processed
   head_count: u32,
   chunk_count: u32,    // prefill: entries of the table that are chunks
-  piece_count: u32,    // prefill: entries after them that are pieces of sequences
+  piece_at: u32,       // prefill: where the entries start that this pass goes through after the chunks, and
+  piece_count: u32,    // how many there are
   row_count: u32,      // decode: batch rows
   tokens: u32,         // decode: tokens of each row, of which
   first_token: u32,    // first_token .. last_token are processed
@@ -30,7 +31,10 @@ struct Params {
   dt_bias_at: u32,
   scratch_at: u32,
   halves_at: u32,      // matrix tier, in vec4s of float16
-  unused: u32,
+  transition_at: u32,  // segments: M of each
+  unused_0: u32,
+  unused_1: u32,
+  unused_2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

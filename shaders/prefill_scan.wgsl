@@ -8,6 +8,9 @@
 // product, two parts their part of U in the second, so that a thread has enough rows to make good use of what it
 // loads; what they have summed is then exchanged. S, Z and U pass between threads through workgroup memory. What is
 // read from scratch memory does not depend on the state and is under way before each barrier.
+//
+// With TRANSITION it finds instead what segments of a sequence do to any state, S -> M S + N (see prefill_join.wgsl):
+// the value columns start from zero and end as N; K columns more start from the identity, have no contents and end as M.
 
 @group(0) @binding(10) var<storage, read> initial: array<f32>;  // [N, HV, K, V]
 @group(0) @binding(12) var<storage, read> scratch: array<vec4<f32>>;
@@ -30,10 +33,15 @@ override U_AT: u32 = SHARED * QUADS;
 override RIGHT: u32 = U_AT + R * QUADS;
 var<workgroup> right: array<vec4<f32>, RIGHT>;
 
-// Pieces follow the chunks in the table: (first chunk, chunks, state, source).
-const SOURCE_ZERO = 0u;
+override TRANSITION: bool = false;
+override VALUE_BLOCKS: u32 = (V + VB - 1u) / VB;
+override KEY_BLOCKS: u32 = (K + VB - 1u) / VB;
+
+// Pieces follow the chunks in the table: (first chunk, chunks, state or NOWHERE, source + 4 x its state).
 const SOURCE_INITIAL = 1u;
 const SOURCE_CARRIED = 2u;
+const SOURCE_IDENTITY = 3u;
+const NOWHERE = 0xffffffffu;
 
 // No left operand has zeros to skip.
 fn tile_end(i: u32) -> u32 {
@@ -41,16 +49,23 @@ fn tile_end(i: u32) -> u32 {
 }
 
 // This thread's contents of a chunk (its entry in the table), four value columns each.
-fn load_contents(chunk: vec4<u32>, h: u32, first_column: u32, lid: u32, out: ptr<function, array<vec4<f32>, 4>>) {
+fn load_contents(
+  chunk: vec4<u32>,
+  identity: bool,
+  h: u32,
+  first_column: u32,
+  lid: u32,
+  out: ptr<function, array<vec4<f32>, 4>>,
+) {
   let first = chunk.x;
-  let count = chunk.y;
+  let count = select(chunk.y, 0u, identity);
   let n = substeps();
   for (var i = 0u; i < CONTENT_TILES; i++) {
     let at = i * THREADS + lid;
     let step = at / QUADS * CONTENT_STRIDE + CONTENT_OFFSET;
     let column = first_column + at % QUADS * 4u;
     // (Rows that are not there are read from one that is, then dropped: that keeps the loads together.)
-    let token = first + min(step / n, count - 1u);
+    let token = first + min(step / n, chunk.y - 1u);
     var z = vec4<f32>();
     for (var c = 0u; c < 4u; c++) {
       z[c] = content_at(token, step % n, h, min(column + c, V - 1u));
@@ -73,7 +88,7 @@ fn store_contents(lid: u32, contents: ptr<function, array<vec4<f32>, 4>>) {
 fn finish(row: u32, quad: u32, x: vec4<f32>, first: u32, count: u32, h: u32, first_column: u32) {
   if (row < R) {
     right[U_AT + row * QUADS + quad] = x;
-  } else if (row - R < min(count, C)) {
+  } else if (!TRANSITION && row - R < min(count, C)) {
     let column = first_column + quad * 4u;
     let out = params.o_at + ((first + row - R) * params.value_heads + h) * V + column;
     if (column < V) { o[out] = Element(x.x); }
@@ -88,12 +103,14 @@ fn decay_at(base: u32, channel: u32) -> f32 {
   return scratch[base + (WHOLE_DECAY + at) / 4u][at % 4u];
 }
 
-// Four columns of a channel of the state that a piece continues.
-fn load_state(state_source: u32, state_base: u32, channel: u32, column: u32) -> vec4<f32> {
+// Four columns of a channel of the state that a piece continues, state number `origin`.
+fn load_state(state_source: u32, origin: u32, channel: u32, column: u32) -> vec4<f32> {
   var x = vec4<f32>();
   for (var c = 0u; c < 4u; c++) {
-    if (channel < K && column + c < V) {
-      let at = state_base + channel * V + column + c;
+    if (state_source == SOURCE_IDENTITY) {
+      x[c] = select(0.0, 1.0, channel == column + c);
+    } else if (channel < K && column + c < V) {
+      let at = (origin * K + channel) * V + column + c;
       if (state_source == SOURCE_INITIAL) {
         x[c] = initial[params.initial_at + at];
       } else if (state_source == SOURCE_CARRIED) {
@@ -107,10 +124,15 @@ fn load_state(state_source: u32, state_base: u32, channel: u32, column: u32) -> 
   return x;
 }
 
-fn store_state(state_base: u32, channel: u32, column: u32, x: vec4<f32>) {
+// The same, written as state number `target_state`; M transposed, as the join reads it.
+fn store_state(state_source: u32, target_state: u32, channel: u32, column: u32, x: vec4<f32>) {
   for (var c = 0u; c < 4u; c++) {
-    if (channel < K && column + c < V) {
-      state[params.state_at + state_base + channel * V + column + c] = x[c];
+    if (state_source == SOURCE_IDENTITY) {
+      if (channel < K && column + c < K) {
+        state[params.transition_at + (target_state * K + column + c) * K + channel] = x[c];
+      }
+    } else if (channel < K && column + c < V) {
+      state[params.state_at + (target_state * K + channel) * V + column + c] = x[c];
     }
   }
 }
@@ -128,15 +150,19 @@ fn main(
   @builtin(local_invocation_index) lid: u32,
 ) {
   let item = group_index(group, groups);
-  let column_blocks = (V + VB - 1u) / VB;
-  if (item >= params.piece_count * params.head_count * column_blocks) {
+  let blocks = VALUE_BLOCKS + select(0u, KEY_BLOCKS, TRANSITION);
+  if (item >= params.piece_count * params.head_count * blocks) {
     return;
   }
-  let first_column = item % column_blocks * VB;
-  let head = item / column_blocks % params.head_count;
+  let block = item % blocks;
+  let identity = TRANSITION && block >= VALUE_BLOCKS;
+  let first_column = select(block, block - VALUE_BLOCKS, identity) * VB;
+  let head = item / blocks % params.head_count;
   let h = params.first_head + head;
-  let piece = table[params.chunk_count + item / column_blocks / params.head_count];
-  let state_base = (piece.z * params.value_heads + h) * K * V;
+  let piece = table[params.piece_at + item / blocks / params.head_count];
+  let state_source = select(piece.w % 4u, SOURCE_IDENTITY, identity);
+  let origin = piece.w / 4u * params.value_heads + h;
+  let target_state = piece.z * params.value_heads + h;
 
   let quad = lid % QUADS;
   let column = first_column + quad * 4u;
@@ -156,18 +182,18 @@ fn main(
   let writes_at = WRITES / 4u + half * state_steps * KP + state_ty;
   let writes_right = U_AT + half * state_steps * 4u * QUADS + quad;
 
-  var s0 = load_state(piece.w, state_base, channel, column);
+  var s0 = load_state(state_source, origin, channel, column);
   var s1 = vec4<f32>();
   var s2 = vec4<f32>();
   var s3 = vec4<f32>();
-  if (STATE_TILES > 2u) { s1 = load_state(piece.w, state_base, channel + 2u * STATE_NTY, column); }
-  if (STATE_TILES > 4u) { s2 = load_state(piece.w, state_base, channel + 4u * STATE_NTY, column); }
-  if (STATE_TILES > 6u) { s3 = load_state(piece.w, state_base, channel + 6u * STATE_NTY, column); }
+  if (STATE_TILES > 2u) { s1 = load_state(state_source, origin, channel + 2u * STATE_NTY, column); }
+  if (STATE_TILES > 4u) { s2 = load_state(state_source, origin, channel + 4u * STATE_NTY, column); }
+  if (STATE_TILES > 6u) { s3 = load_state(state_source, origin, channel + 6u * STATE_NTY, column); }
 
   var contents: array<vec4<f32>, 4>;
   var loaded: array<vec4<f32>, 16>;
   if (piece.y > 0u) {
-    load_contents(table[piece.x], h, first_column, lid, &contents);
+    load_contents(table[piece.x], identity, h, first_column, lid, &contents);
     store_contents(lid, &contents);
     product_load(Left(scratch_base(piece.x, head) + rows_at, ROWS, NTY, ROW_TILES), 0u, &loaded);
   }
@@ -190,7 +216,7 @@ fn main(
 
     let writes = Left(base + writes_at, KP, STATE_NTY, STATE_TILES);
     product_load(writes, 0u, &loaded);
-    load_contents(next_entry, h, first_column, lid, &contents);
+    load_contents(next_entry, identity, h, first_column, lid, &contents);
     let d0 = decay_at(base, channel);
     let d1 = decay_at(base, channel + 2u * STATE_NTY);
     let d2 = decay_at(base, channel + 4u * STATE_NTY);
@@ -247,8 +273,11 @@ fn main(
     store_contents(lid, &contents);
   }
 
-  store_state(state_base, channel, column, s0);
-  if (STATE_TILES > 2u) { store_state(state_base, channel + 2u * STATE_NTY, column, s1); }
-  if (STATE_TILES > 4u) { store_state(state_base, channel + 4u * STATE_NTY, column, s2); }
-  if (STATE_TILES > 6u) { store_state(state_base, channel + 6u * STATE_NTY, column, s3); }
+  if (piece.z == NOWHERE) {
+    return;
+  }
+  store_state(state_source, target_state, channel, column, s0);
+  if (STATE_TILES > 2u) { store_state(state_source, target_state, channel + 2u * STATE_NTY, column, s1); }
+  if (STATE_TILES > 4u) { store_state(state_source, target_state, channel + 4u * STATE_NTY, column, s2); }
+  if (STATE_TILES > 6u) { store_state(state_source, target_state, channel + 6u * STATE_NTY, column, s3); }
 }

@@ -142,6 +142,9 @@ pub struct Description {
 pub struct PrefillOptions {
     /// Tokens a chunk: 16, 32 or 64; chosen by the engine where `None`.
     pub chunk: Option<usize>,
+    /// Segments that a long sequence is cut into on a GPU and that are computed at the same time (1 for no cut);
+    /// chosen by the engine where `None`: see [`crate::gpu::kernels::PrefillSettings::segments`].
+    pub segments: Option<usize>,
     /// Storage type of inputs and outputs on the GPU.
     pub element: Element,
     /// Takes NaN and infinities as they are. What comes out is then not defined.

@@ -471,6 +471,31 @@ fn packed_and_empty_sequences() {
     }
 }
 
+/// Segments that are computed at the same time have their states in scratch memory; nothing else is written.
+#[test]
+fn segments_in_slices_of_one_buffer() {
+    let (host, kernels) = shared();
+    let mut problem = Problem::new(Rule::Eda, [1, 120, 1, 2, 20, 12]);
+    problem.cu_seqlens = Some(vec![0, 9, 9, 111, 120]);
+    for (has_initial, continues) in [(true, false), (false, true), (false, false)] {
+        let settings = PrefillSettings {
+            has_initial,
+            continues,
+            segments: Some(3),
+            chunk: Some(16),
+            ..PrefillSettings::default()
+        };
+        let plan = kernels.plan_prefill(&problem, &settings).expect("a plan");
+        // Three of the long sequence, one of each other.
+        assert_eq!(plan.segments(), 6);
+        for layout in [Layout::Aligned, Layout::Odd, Layout::Separate] {
+            for scratch in [true, false] {
+                check_prefill(host, kernels, &problem, &settings, layout, scratch);
+            }
+        }
+    }
+}
+
 /// float16 inputs and outputs, an odd number of them at the end of each slice.
 #[test]
 fn float16_slices() {

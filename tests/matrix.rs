@@ -63,6 +63,39 @@ fn the_matrix_tier_is_granted_or_refused_by_name() {
     }
 }
 
+/// Sequences cut into segments that are computed at the same time.
+#[test]
+#[ignore = "needs matrix units"]
+fn segments() {
+    for rule in Rule::ALL {
+        let mut problem = Problem::new(rule, [1, 300, 1, 2, 36, 20]);
+        problem.cu_seqlens = Some(vec![0, 18, 18, 290, 300]);
+        for decays in [Decays::Mixed, Decays::Weak] {
+            let recipe = Recipe {
+                decays,
+                initial_state: true,
+                ..Recipe::default()
+            };
+            let tensors = generate::tensors(&problem, &recipe);
+            let expected = exact(&problem, &tensors);
+            for count in [2, 7] {
+                let options = PrefillOptions {
+                    segments: Some(count),
+                    chunk: Some(16),
+                    ..PrefillOptions::default()
+                };
+                let outputs = prefill(engine(), &problem, &tensors, &options)
+                    .unwrap_or_else(|e| panic!("{rule}, {count} segments: {e}"));
+                let error = error(&outputs, &expected);
+                assert!(
+                    error <= LIMIT,
+                    "{rule}, {decays:?}, {count} segments: {error:.2e}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs matrix units"]
 fn golden_and_real_cases() {

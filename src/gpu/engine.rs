@@ -631,6 +631,7 @@ impl GpuEngine {
         // A short part takes the chunk size of the whole: the same pipelines, and the same bits.
         let settings = PrefillSettings {
             chunk: options.chunk,
+            segments: options.segments,
             element,
             tier: self.tier_of(problem, options),
             ..PrefillSettings::default()

@@ -18,6 +18,7 @@
 
 use super::matrix::{self, MatrixUnits};
 use super::plan::{self, Bounds, Step};
+use super::segments;
 use super::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
 use crate::engine::{Element, Tier};
 use crate::error::{Error, Result};
@@ -70,6 +71,7 @@ struct Params {
     first_head: u32,
     head_count: u32,
     chunk_count: u32,
+    piece_at: u32,
     piece_count: u32,
     row_count: u32,
     tokens: u32,
@@ -92,8 +94,9 @@ struct Params {
     dt_bias_at: u32,
     scratch_at: u32,
     halves_at: u32,
+    transition_at: u32,
     /// To a multiple of 16 bytes.
-    unused: u32,
+    unused: [u32; 3],
 }
 
 const PARAMS_SIZE: u64 = size_of::<Params>() as u64;
@@ -130,6 +133,7 @@ pub struct Kernels {
     /// A processor plays the GPU.
     software: bool,
     matrix: Option<MatrixUnits>,
+    width: Option<usize>,
     /// Bound in place of operands that are absent or empty: [`NOTHING`] bytes for each binding number, since
     /// browsers refuse writable bindings that overlap.
     nothing: wgpu::Buffer,
@@ -153,6 +157,10 @@ pub struct PrefillSettings {
     pub has_initial: bool,
     /// Kernel family. [`Tier::Matrix`] needs [`Kernels::with_matrix_units`].
     pub tier: Tier,
+    /// Segments that long sequences are cut into and that are computed at the same time, at most
+    /// [`segments::MOST`] (1 for no cut); where `None`, as many as pay by a model of a device of
+    /// [`Kernels::width`]. Scratch memory for them comes on top of `scratch_limit`, at most a quarter of it.
+    pub segments: Option<usize>,
 }
 
 impl Default for PrefillSettings {
@@ -164,6 +172,7 @@ impl Default for PrefillSettings {
             continues: false,
             has_initial: false,
             tier: Tier::Portable,
+            segments: None,
         }
     }
 }
@@ -186,15 +195,22 @@ pub struct PrefillPlan {
     /// Tables of the steps, and where each starts.
     table: wgpu::Buffer,
     table_at: Vec<u64>,
-    /// Bytes for chunks, a multiple of 256; the gates follow where they have to be gathered.
+    /// Bytes for chunks, a multiple of 256; the gates come last where they have to be gathered.
     chunk_bytes: u64,
+    /// Bytes for the slots of segments, a multiple of 256; they follow the chunks.
+    segment_bytes: u64,
     gate_bytes: u64,
 }
 
 impl PrefillPlan {
     /// Bytes of scratch memory that a call needs.
     pub fn scratch_bytes(&self) -> u64 {
-        self.chunk_bytes + self.gate_bytes
+        self.chunk_bytes + self.segment_bytes + self.gate_bytes
+    }
+
+    /// The most segments that are computed at the same time, of all sequences of a step; 0 where none is cut.
+    pub fn segments(&self) -> usize {
+        self.steps.iter().map(|s| s.slots).max().unwrap_or(0)
     }
 
     /// Tokens a chunk.
@@ -302,6 +318,7 @@ struct Bound<'a> {
 }
 
 /// What is bound where in one step, by binding number.
+#[derive(Clone)]
 struct Bindings<'a> {
     bound: [Option<Bound<'a>>; BINDINGS],
     nothing: &'a wgpu::Buffer,
@@ -442,6 +459,7 @@ impl Kernels {
             features: device.features(),
             software: device.adapter_info().device_type == wgpu::DeviceType::Cpu,
             matrix: None,
+            width: None,
             nothing,
             pipelines: Mutex::new(HashMap::new()),
             pipeline_cache: None,
@@ -544,7 +562,25 @@ impl Kernels {
                 wgpu::DeviceType::DiscreteGpu | wgpu::DeviceType::IntegratedGpu => usize::MAX,
                 _ => shaders::MAX_ITERATIONS,
             },
+            segments: settings.segments,
+            width: self.width(),
         }
+    }
+
+    /// How many workgroups of a scan the device is taken to run in about the time of one, which decides where
+    /// sequences are cut into segments: 128 for a discrete GPU, 16 for an integrated one, else 1 (no cut).
+    pub fn width(&self) -> usize {
+        self.width
+            .unwrap_or_else(|| match self.device.adapter_info().device_type {
+                wgpu::DeviceType::DiscreteGpu => 128,
+                wgpu::DeviceType::IntegratedGpu => 16,
+                _ => 1,
+            })
+    }
+
+    /// Says how wide the device is, where it is known better.
+    pub fn set_width(&mut self, workgroups: usize) {
+        self.width = Some(workgroups);
     }
 
     /// Largest binding that is used: shaders index words with 32 bits.
@@ -582,6 +618,8 @@ impl Kernels {
         let most = |f: &dyn Fn(&Step) -> u64| steps.iter().map(f).max().unwrap_or(0);
         let chunk_bytes = most(&|s| s.scratch_words(&shape) * 4).next_multiple_of(256);
         let gate_bytes = most(&|s| self.gate_words(problem, s.tokens.len()) * 4);
+        let segment_bytes =
+            most(&|s| s.slots as u64 * segments::slot_bytes(problem)).next_multiple_of(256);
         let table = self.buffer(
             "the table of chunks",
             table.len() as u64,
@@ -596,6 +634,7 @@ impl Kernels {
             table,
             table_at,
             chunk_bytes,
+            segment_bytes,
             gate_bytes,
         })
     }
@@ -709,7 +748,6 @@ impl Kernels {
             params.first_head = step.heads.start as u32;
             params.head_count = step.heads.len() as u32;
             params.chunk_count = step.chunks as u32;
-            params.piece_count = step.pieces() as u32;
             let mut bound = self.no_bindings();
             let rows = step.tokens.clone();
             self.bind_operands(problem, element, tensors, &rows, &mut params, &mut bound)?;
@@ -757,16 +795,25 @@ impl Kernels {
                 &[o, final_state, scratch],
                 &rows,
                 Slice {
-                    offset: scratch.offset + plan.chunk_bytes,
-                    size: scratch.size - plan.chunk_bytes,
+                    offset: scratch.offset + plan.chunk_bytes + plan.segment_bytes,
+                    size: plan.gate_bytes,
                     ..scratch
                 },
                 &mut params,
                 &mut bound,
                 &mut writer,
             )?;
-            let at = writer.push(params);
-            prepared.push((step, bound, packs, at));
+            let segments = Slice {
+                offset: scratch.offset + plan.chunk_bytes,
+                size: plan.segment_bytes,
+                ..scratch
+            };
+            let works = self.works(plan, step, segments, params, bound)?;
+            let works: Vec<_> = works
+                .into_iter()
+                .map(|work| (writer.push(work.params), work))
+                .collect();
+            prepared.push((packs, works));
         }
         let uniforms = self.buffer(
             "parameters",
@@ -776,43 +823,124 @@ impl Kernels {
         )?;
 
         let mut steps = Vec::with_capacity(prepared.len());
-        for (step, mut bound, packs, at) in prepared {
+        for (packs, works) in prepared {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
-            bound.set(Binding::Params, params_at(&uniforms, at));
-            let chunk_heads = (step.chunks * step.heads.len()) as u64;
-            let pairs = shaders::pairs_workgroups(problem) as u64;
-            let columns = problem.value_dim.div_ceil(plan.shape.columns) as u64;
-            let scans = (step.pieces() * step.heads.len()) as u64 * columns;
-            let passes = if plan.shape.matrix.is_some() {
-                vec![
-                    (Pass::MatrixPairs, chunk_heads),
-                    (Pass::MatrixSolve, chunk_heads),
-                    (Pass::MatrixScan, scans),
-                ]
-            } else {
-                let channels = plan.shape.key_pad.div_ceil(plan.shape.fold_channels) as u64;
-                vec![
-                    (Pass::Pairs, chunk_heads * pairs),
-                    (Pass::Solve, chunk_heads),
-                    (Pass::Fold, chunk_heads * channels),
-                    (Pass::Scan, scans),
-                ]
-            };
-            for (pass, groups) in passes {
-                if groups > 0 {
-                    dispatches.push(self.dispatch(
-                        pass,
-                        problem,
-                        element,
-                        Some(&plan.shape),
-                        &bound,
-                        groups,
-                    )?);
-                }
+            for (at, mut work) in works {
+                work.bound.set(Binding::Params, params_at(&uniforms, at));
+                dispatches.push(self.dispatch_variant(
+                    work.pass,
+                    self.variant(work.pass, problem, element),
+                    problem,
+                    Some(&plan.shape),
+                    work.transition,
+                    &work.bound,
+                    work.groups,
+                )?);
             }
             steps.push(dispatches);
         }
         Ok(Call { steps })
+    }
+
+    /// The passes of a step, in order, with what each is bound to. `params` and `bound` are those of the passes over
+    /// chunks; `segments` is the memory for slots.
+    fn works<'a>(
+        &'a self,
+        plan: &PrefillPlan,
+        step: &Step,
+        segments: Slice<'a>,
+        params: Params,
+        bound: Bindings<'a>,
+    ) -> Result<Vec<Work<'a>>> {
+        let (problem, shape) = (&plan.problem, &plan.shape);
+        let heads = step.heads.len() as u64;
+        let chunk_heads = step.chunks as u64 * heads;
+        let blocks = |columns: usize, each: usize| columns.div_ceil(each) as u64;
+        let over_chunks = if shape.matrix.is_some() {
+            vec![
+                (Pass::MatrixPairs, chunk_heads),
+                (Pass::MatrixSolve, chunk_heads),
+            ]
+        } else {
+            let pairs = shaders::pairs_workgroups(problem) as u64;
+            vec![
+                (Pass::Pairs, chunk_heads * pairs),
+                (Pass::Solve, chunk_heads),
+                (
+                    Pass::Fold,
+                    chunk_heads * blocks(shape.key_pad, shape.fold_channels),
+                ),
+            ]
+        };
+        let mut out: Vec<_> = over_chunks
+            .into_iter()
+            .map(|(pass, groups)| Work {
+                pass,
+                transition: false,
+                params,
+                bound: bound.clone(),
+                groups,
+            })
+            .collect();
+
+        let scan = if shape.matrix.is_some() {
+            Pass::MatrixScan
+        } else {
+            Pass::Scan
+        };
+        let values = blocks(problem.value_dim, shape.columns);
+        let mut over =
+            |pass, transition, entries: &std::ops::Range<usize>, blocks: u64, params, bound| {
+                out.push(Work {
+                    pass,
+                    transition,
+                    params: Params {
+                        piece_at: entries.start as u32,
+                        piece_count: entries.len() as u32,
+                        ..params
+                    },
+                    bound,
+                    groups: entries.len() as u64 * heads * blocks,
+                });
+            };
+        let (mut params, mut bound) = (params, bound);
+        if step.slots > 0 {
+            let words = step.slots as u64 * segments::slot_bytes(problem) / 4;
+            let states = step.slots as u64 * plan::state_bytes(problem) / 4;
+            let (at, slots) = self.range("scratch", segments, 0..words, 4)?;
+            let transition_at = offset_u32("the transitions", u64::from(at) + states)?;
+            let transitions = Params {
+                state_at: at,
+                transition_at,
+                ..params
+            };
+            let keys = blocks(problem.key_dim, shape.columns);
+            let mut transitions_bound = bound.clone();
+            transitions_bound.set(Binding::State, slots);
+            transitions_bound.set(Binding::Initial, None);
+            over(
+                scan,
+                true,
+                &step.transitions,
+                values + keys,
+                transitions,
+                transitions_bound,
+            );
+            let joins = Params {
+                scratch_at: at,
+                transition_at,
+                ..params
+            };
+            let mut joins_bound = bound.clone();
+            joins_bound.set(Binding::Scratch, slots);
+            let columns = blocks(problem.value_dim, 4);
+            over(Pass::Join, false, &step.joins, columns, joins, joins_bound);
+            params.initial_at = at;
+            bound.set(Binding::Initial, slots);
+        }
+        over(scan, false, &step.scans, values, params, bound);
+        out.retain(|work| work.groups > 0);
+        Ok(out)
     }
 
     /// Binds a decode: each batch row continues the state in its slot of `pool [slots, HV, K, V]` (float32) by
@@ -1017,6 +1145,7 @@ impl Kernels {
                 variant,
                 problem,
                 None,
+                false,
                 &bound,
                 groups,
             )?);
@@ -1321,17 +1450,23 @@ impl Kernels {
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
-        let edge = self.matrix.map_or(0, |units| units.edge);
-        let variant = shaders::variant(pass, problem, element, edge);
-        self.dispatch_variant(pass, variant, problem, shape, bound, groups)
+        let variant = self.variant(pass, problem, element);
+        self.dispatch_variant(pass, variant, problem, shape, false, bound, groups)
     }
 
+    fn variant(&self, pass: Pass, problem: &Problem, element: Element) -> Variant {
+        let edge = self.matrix.map_or(0, |units| units.edge);
+        shaders::variant(pass, problem, element, edge)
+    }
+
+    #[allow(clippy::too_many_arguments)]
     fn dispatch_variant(
         &self,
         pass: Pass,
         mut variant: Variant,
         problem: &Problem,
         shape: Option<&ChunkShape>,
+        transition: bool,
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
@@ -1380,7 +1515,10 @@ impl Kernels {
                 }
             }
         }
-        let constants = shaders::constants(pass, problem, shape);
+        let mut constants = shaders::constants(pass, problem, shape);
+        if transition {
+            constants.push(("TRANSITION", 1.0));
+        }
         let unrolled = match shape.and_then(|s| Some((s, s.matrix?))) {
             Some((s, matrix)) => matrix.unrolled(
                 s.tokens,
@@ -1579,6 +1717,16 @@ pub fn validate_decode<T>(problem: &Problem, tensors: &Tensors<T>) -> Result<()>
         ));
     }
     Ok(())
+}
+
+/// A dispatch of a prefill before its parameters have a place.
+struct Work<'a> {
+    pass: Pass,
+    /// The scan's first run.
+    transition: bool,
+    params: Params,
+    bound: Bindings<'a>,
+    groups: u64,
 }
 
 /// One copy of gates into scratch memory.

@@ -5,10 +5,11 @@
 //! - [`kernels`]: the kernels on a device that somebody else may own
 //! - [`matrix`]: what the matrix tier needs of a device, and how its passes cut the work
 //! - [`plan`]: how a prefill is cut into steps that fit the device
+//! - [`segments`]: which sequences of a step are cut into segments that are scanned at the same time
 //! - [`shaders`]: the sources in `shaders/`, and how a pass is put together from them
 //!
-//! A prefill is four passes (pairs, solve, fold, scan), or three on matrix units (pairs, solve, scan); a decode step
-//! is one.
+//! A prefill is four passes (pairs, solve, fold, scan), or three on matrix units (pairs, solve, scan); where sequences are
+//! cut into segments, a first run of the scan and a join come before the last. A decode step is one.
 
 #[cfg(feature = "pipeline-cache")]
 pub mod cache;
@@ -18,4 +19,5 @@ pub mod matrix;
 pub mod plan;
 #[cfg(target_arch = "wasm32")]
 mod scopes;
+pub mod segments;
 pub mod shaders;

@@ -3,6 +3,7 @@
 
 use super::kernels::operand_element;
 use super::matrix::MatrixUnits;
+use super::segments;
 use super::shaders::{self, ChunkShape};
 use crate::engine::Element;
 use crate::error::{Error, Result};
@@ -23,6 +24,10 @@ pub struct Bounds {
     pub element: Element,
     /// Loop iterations of one invocation.
     pub iterations: usize,
+    /// Segments that were asked for.
+    pub segments: Option<usize>,
+    /// Workgroups of the scan that the device runs in about the time of one.
+    pub width: usize,
 }
 
 impl Bounds {
@@ -44,26 +49,42 @@ pub enum Source {
     Carried = 2,
 }
 
-/// Dispatches over one set of chunks and heads: the four prefill passes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Dispatches over one set of chunks and heads: the passes of a prefill.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Step {
     /// Tokens that the bindings cover, numbered through all batch rows.
-    pub tokens: std::ops::Range<usize>,
+    pub tokens: Range<usize>,
     /// Sequences whose states the bindings cover.
-    pub states: std::ops::Range<usize>,
-    /// `(first token in the binding, tokens, 0, 0)` for each chunk, then
-    /// `(first chunk, chunks, state in the binding, source)` for each piece of a sequence.
+    pub states: Range<usize>,
+    /// `(first token in the binding, tokens, 0, 0)` for each chunk, then what the scan goes through (pieces of
+    /// sequences, see [`segments::scan_entry`]) and, where they are cut into segments, what its first run and the
+    /// join do.
     pub table: Vec<[u32; 4]>,
     /// How many entries of the table are chunks.
     pub chunks: usize,
+    /// Where the entries of the scan are.
+    pub scans: Range<usize>,
+    /// Where those of its first run are.
+    pub transitions: Range<usize>,
+    /// Where those of the join are: `(first slot, segments, state in the binding, source)`.
+    pub joins: Range<usize>,
+    /// Segments, each of which has a slot.
+    pub slots: usize,
     /// Value heads of this step.
-    pub heads: std::ops::Range<usize>,
+    pub heads: Range<usize>,
 }
 
 impl Step {
-    /// Pieces of sequences in this step.
-    pub fn pieces(&self) -> usize {
-        self.table.len() - self.chunks
+    /// What the scan goes through: `(first chunk, chunks, state in the binding, source)`.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u32; 4]> {
+        self.table[self.scans.clone()].iter()
+    }
+
+    /// Puts entries at the end of the table; where they are.
+    pub fn append(&mut self, entries: Vec<[u32; 4]>) -> Range<usize> {
+        let start = self.table.len();
+        self.table.extend(entries);
+        start..self.table.len()
     }
 
     /// Float words of scratch memory for the chunks of this step.
@@ -258,10 +279,12 @@ pub fn steps(
         let mut head = 0;
         while head < problem.value_heads {
             let end = (head + head_count).min(problem.value_heads);
-            out.push(Step {
+            let mut step = Step {
                 heads: head..end,
                 ..window.clone()
-            });
+            };
+            segments::cut(&mut step, problem, shape, bounds);
+            out.push(step);
             head = end;
         }
     }
@@ -273,14 +296,14 @@ pub fn steps(
 fn window_steps(
     problem: &Problem,
     shape: &ChunkShape,
-    group: std::ops::Range<usize>,
+    group: Range<usize>,
     chunks_per_step: usize,
     chunks_per_piece: usize,
     span: usize,
     source: Source,
     out: &mut Vec<Step>,
 ) {
-    let mut rest: Vec<(usize, std::ops::Range<usize>)> =
+    let mut rest: Vec<(usize, Range<usize>)> =
         group.clone().map(|n| (n, problem.sequence(n))).collect();
     let mut first_step = true;
     while !rest.is_empty() {
@@ -307,25 +330,27 @@ fn window_steps(
                 at += count;
             }
             let from = if first_step { source } else { Source::Carried };
-            pieces.push([
+            let state = (*n - group.start) as u32;
+            pieces.push(segments::scan_entry(
                 first_chunk as u32,
                 (chunks.len() - first_chunk) as u32,
-                (*n - group.start) as u32,
+                state,
                 from as u32,
-            ]);
+                state,
+            ));
             tokens.start = stop;
         }
         rest.retain(|(_, t)| !t.is_empty());
         first_step = false;
-        let count = chunks.len();
-        chunks.extend(pieces);
-        out.push(Step {
+        let mut step = Step {
             tokens: start..end,
             states: group.clone(),
+            chunks: chunks.len(),
             table: chunks,
-            chunks: count,
-            heads: 0..0,
-        });
+            ..Step::default()
+        };
+        step.scans = step.append(pieces);
+        out.push(step);
     }
 }
 
@@ -347,7 +372,7 @@ mod tests {
             let bytes = step.tokens.len() as u64 * token_bytes(problem, bounds.element);
             assert!(bytes <= bounds.window());
             assert!(step.states.len() as u64 * state_bytes(problem) <= bounds.window());
-            for piece in &step.table[step.chunks..] {
+            for piece in step.pieces() {
                 let n = step.states.start + piece[2] as usize;
                 assert!(step.states.contains(&n));
                 for h in step.heads.clone() {
@@ -356,7 +381,7 @@ mod tests {
                     } else {
                         Source::Initial
                     };
-                    assert_eq!(piece[3], source as u32);
+                    assert_eq!(piece[3], source as u32 | piece[2] << 2);
                     let iterations = piece[1] as usize * shaders::scan_iterations(shape);
                     assert!(iterations <= bounds.iterations);
                     visited[n][h] = true;
@@ -395,6 +420,8 @@ mod tests {
                         binding,
                         element: Element::F32,
                         iterations: shaders::MAX_ITERATIONS,
+                        segments: None,
+                        width: 1,
                     };
                     if shape.stride as u64 * 4 <= scratch.min(binding) {
                         covers(&p, &shape, &bounds);
@@ -413,6 +440,8 @@ mod tests {
             binding: 1000,
             element: Element::F32,
             iterations: shaders::MAX_ITERATIONS,
+            segments: None,
+            width: 1,
         };
         let e = steps(&p, &shape, &bounds, false, false).expect_err("too small");
         assert!(e.to_string().contains("1000 bytes"), "{e}");

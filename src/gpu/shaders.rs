@@ -20,8 +20,10 @@ pub enum Pass {
     Solve,
     /// Prefill 3: what a chunk does to the state.
     Fold,
-    /// Prefill 4: the states and outputs.
+    /// Prefill 4: the states and outputs; before that, where there are segments, what they do to any state.
     Scan,
+    /// Prefill, where there are segments, in either tier: the states in which they start.
+    Join,
     /// Decode.
     Decode,
     /// Matrix tier, prefill 1: decayed rows, `L` and `A`.
@@ -34,12 +36,13 @@ pub enum Pass {
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 9] = [
+    pub const ALL: [Pass; 10] = [
         Pass::Pack,
         Pass::Pairs,
         Pass::Solve,
         Pass::Fold,
         Pass::Scan,
+        Pass::Join,
         Pass::Decode,
         Pass::MatrixPairs,
         Pass::MatrixSolve,
@@ -62,6 +65,7 @@ impl Pass {
             Pass::Solve => "prefill_solve",
             Pass::Fold => "prefill_fold",
             Pass::Scan => "prefill_scan",
+            Pass::Join => "prefill_join",
             Pass::Decode => "decode",
             Pass::MatrixPairs => "matrix_pairs",
             Pass::MatrixSolve => "matrix_solve",
@@ -178,6 +182,12 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             (Binding::State, Write),
             (Binding::Scratch, Read),
         ]),
+        Pass::Join => add(&[
+            (Binding::Table, Read),
+            (Binding::Initial, Read),
+            (Binding::State, Read),
+            (Binding::Scratch, Write),
+        ]),
         Pass::Decode => {
             add(&[(Binding::Table, Uniform)]);
             add(&keys);
@@ -290,6 +300,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             part!("prefill_scan"),
             part!("product"),
         ],
+        Pass::Join => vec![params, part!("prefill_join")],
         Pass::Decode => vec![
             element,
             params,
@@ -590,8 +601,14 @@ pub fn constants(
         ("PATTERN", update.pattern.len() as f64),
         ("FACTORS", update.factors as f64),
     ];
-    if pass == Pass::Pack {
-        return Vec::new();
+    match pass {
+        Pass::Pack => return Vec::new(),
+        Pass::Join => {
+            let threads = problem.key_dim.next_multiple_of(64);
+            out.push(("THREADS", threads as f64));
+            return out;
+        }
+        _ => {}
     }
     let first = update.pattern[0];
     let second = *update.pattern.last().unwrap_or(&first);

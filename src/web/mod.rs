@@ -761,6 +761,7 @@ impl Eda {
 fn prefill_options(options: &JsValue) -> Result<PrefillOptions> {
     Ok(PrefillOptions {
         chunk: input::whole(options, "chunk")?,
+        segments: input::whole(options, "segments")?,
         element: input::element(options)?,
         allow_non_finite: input::flag(options, "allowNonFinite")?.unwrap_or(false),
     })

@@ -128,6 +128,9 @@ export interface Control {
 export interface PrefillOptions extends Control {
   /** Tokens a chunk; chosen by the engine where absent. */
   chunk?: 16 | 32 | 64;
+  /** Segments that a long sequence is cut into on a GPU and that are computed at the same time; 1 for no cut; chosen by
+   * the engine where absent. */
+  segments?: number;
   /** How inputs and outputs are stored on the GPU; `f32` where absent. Arithmetic and states are float32. */
   dtype?: "f32" | "f16";
   /** Takes NaN and infinities as they are. What comes out is then not defined. */

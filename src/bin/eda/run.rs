@@ -53,6 +53,10 @@ pub(crate) struct Args {
     /// Tokens a chunk (mode chunk only); the engine chooses otherwise.
     #[arg(long, value_name = "N", value_parser = ["16", "32", "64"])]
     chunk: Option<String>,
+    /// Segments that a long sequence is cut into on a GPU and that are computed at the same time (mode chunk only;
+    /// 1 for no cut); the engine chooses otherwise.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    segments: Option<u32>,
     /// Factor on the output, instead of the file's or K^-1/2.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     scale: Option<f32>,
@@ -100,6 +104,7 @@ impl Args {
         let mode = self.mode.name();
         let only_chunk = [
             ("--chunk", self.chunk.is_some()),
+            ("--segments", self.segments.is_some()),
             ("--split", !self.split.is_empty()),
         ];
         if self.mode != Mode::Chunk
@@ -124,6 +129,7 @@ impl Args {
         let only_gpu = [
             ("--adapter", self.adapter.is_some()),
             ("--tier", self.tier != TierName::Auto),
+            ("--segments", self.segments.is_some()),
             (
                 "--dtype f16",
                 self.dtype == Dtype::F16 && self.mode == Mode::Recurrent,
@@ -239,6 +245,7 @@ fn compute(
     let options = PrefillOptions {
         // One of three numbers by the parser.
         chunk: args.chunk.as_ref().and_then(|n| n.parse().ok()),
+        segments: args.segments.map(|n| n as usize),
         element: args.dtype.into(),
         allow_non_finite: args.allow_non_finite,
     };

@@ -1,0 +1,214 @@
+//! Segments: where a scan has too few workgroups for the device, long pieces of sequences are cut, and the segments
+//! are scanned at the same time.
+//!
+//! A segment acts on the state as `S → M S + N`. A first run of the scan finds `M` and `N` of all segments but the last
+//! of a piece, a small pass joins them (`shaders/prefill_join.wgsl`), and a second run, from the states that this
+//! leaves, computes the outputs. That is about three times the work of a plain scan, so it pays only where the device
+//! would idle: [`Cut::choose`] compares the two.
+
+use super::plan::{Bounds, Step, state_bytes};
+use super::shaders::ChunkShape;
+use crate::problem::Problem;
+
+/// Destination of a segment whose state nobody needs: `NOWHERE` in the shaders.
+const NOWHERE: u32 = u32::MAX;
+/// No segment is shorter, in chunks.
+const SHORTEST: usize = 8;
+/// Most segments of a piece: bounds the loop of the join.
+pub const MOST: usize = 64;
+/// What joining one segment costs, in chunks of a scan.
+const JOIN_COST: f64 = 1.0;
+
+/// A piece's entry in the table for a scan that leaves state number `to`, from `source` (number `from`).
+pub fn scan_entry(first_chunk: u32, chunks: u32, to: u32, source: u32, from: u32) -> [u32; 4] {
+    [first_chunk, chunks, to, source | from << 2]
+}
+
+/// `Source::Initial` in the table.
+const INITIAL: u32 = 1;
+
+/// How the pieces of a step are cut: into segments of `length` chunks each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cut {
+    length: usize,
+}
+
+/// Workgroups of a scan for a chunk of all heads of a step.
+struct Load {
+    /// For the outputs.
+    values: usize,
+    /// For `M` and `N`.
+    transitions: usize,
+    /// Chunks of each piece.
+    pieces: Vec<usize>,
+}
+
+impl Load {
+    fn longest(&self) -> usize {
+        self.pieces.iter().copied().max().unwrap_or(0)
+    }
+
+    /// How long a scan takes, in chunks: those of its longest workgroup, or of all at the device's width.
+    fn cost(&self, cut: Option<Cut>, width: usize) -> f64 {
+        let total: usize = self.pieces.iter().sum();
+        let time =
+            |longest: usize, work: usize| (longest as f64).max(work as f64 / width.max(1) as f64);
+        let Some(Cut { length }) = cut else {
+            return time(self.longest(), total * self.values);
+        };
+        let before_last = |n: usize| n.saturating_sub(1) / length * length;
+        let transitions: usize = self.pieces.iter().map(|&n| before_last(n)).sum();
+        time(length, transitions * self.transitions)
+            + JOIN_COST * self.longest().div_ceil(length) as f64
+            + time(length, total * self.values)
+    }
+}
+
+impl Cut {
+    fn segments(self, chunks: usize) -> usize {
+        chunks.div_ceil(self.length).max(1)
+    }
+
+    /// What was asked for, as near to it as memory allows, or what the model says is faster than no cut by a tenth.
+    fn choose(load: &Load, bounds: &Bounds, slot_bytes: u64) -> Option<Self> {
+        let longest = load.longest();
+        let most = (bounds.scratch / 4).min(bounds.window());
+        let of = |segments: usize| Self {
+            length: longest.div_ceil(segments).max(1),
+        };
+        let fits = |cut: &Self| {
+            let slots: usize = load.pieces.iter().map(|&n| cut.segments(n)).sum();
+            slots as u64 * slot_bytes <= most && cut.segments(longest) > 1
+        };
+        if let Some(asked) = bounds.segments {
+            return (2..=asked.min(MOST)).rev().map(of).find(fits);
+        }
+        let plain = load.cost(None, bounds.width);
+        (2..=MOST.min(longest / SHORTEST))
+            .map(of)
+            .filter(fits)
+            .map(|cut| (cut, load.cost(Some(cut), bounds.width)))
+            .filter(|(_, cost)| *cost < 0.9 * plain)
+            .min_by(|(_, a), (_, b)| a.total_cmp(b))
+            .map(|(cut, _)| cut)
+    }
+}
+
+/// Bytes that a slot takes: a state and a transition for each value head.
+pub fn slot_bytes(problem: &Problem) -> u64 {
+    let k = problem.key_dim;
+    state_bytes(problem) + (problem.value_heads * k * k) as u64 * 4
+}
+
+/// Cuts the pieces of a step into segments where that is asked for or pays. The table then holds, after the chunks, the
+/// segments as the second run of the scan takes them, all but the last of each piece as the first run does, and the
+/// pieces as the join does.
+pub fn cut(step: &mut Step, problem: &Problem, shape: &ChunkShape, bounds: &Bounds) {
+    let blocks = |columns: usize| columns.div_ceil(shape.columns) * step.heads.len();
+    let load = Load {
+        values: blocks(problem.value_dim),
+        transitions: blocks(problem.value_dim) + blocks(problem.key_dim),
+        pieces: step.pieces().map(|piece| piece[1] as usize).collect(),
+    };
+    let Some(cut) = Cut::choose(&load, bounds, slot_bytes(problem)) else {
+        return;
+    };
+    let mut scans = Vec::new();
+    let mut transitions = Vec::new();
+    let mut joins = Vec::new();
+    for [first, chunks, state, source] in step.pieces() {
+        let slot = scans.len();
+        let count = cut.segments(*chunks as usize);
+        for i in 0..count {
+            let start = *first as usize + i * cut.length;
+            let end = (start + cut.length).min((*first + *chunks) as usize);
+            let (start, length, here) = (start as u32, (end - start) as u32, (slot + i) as u32);
+            let last = i + 1 == count;
+            let to = if last { *state } else { NOWHERE };
+            scans.push(scan_entry(start, length, to, INITIAL, here));
+            if !last {
+                transitions.push(scan_entry(start, length, here + 1, 0, 0));
+            }
+        }
+        joins.push([slot as u32, count as u32, *state, source & 3]);
+    }
+    step.table.truncate(step.chunks);
+    step.slots = scans.len();
+    step.scans = step.append(scans);
+    step.transitions = step.append(transitions);
+    step.joins = step.append(joins);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(heads: usize, pieces: &[usize]) -> Load {
+        Load {
+            values: 8 * heads,
+            transitions: 16 * heads,
+            pieces: pieces.to_vec(),
+        }
+    }
+
+    fn bounds(segments: Option<usize>, width: usize) -> Bounds {
+        Bounds {
+            scratch: 176 << 20,
+            binding: 1 << 31,
+            element: crate::Element::F32,
+            iterations: usize::MAX,
+            segments,
+            width,
+        }
+    }
+
+    const SLOT: u64 = 2 * 128 * 128 * 4;
+
+    #[test]
+    fn sequences_are_cut_only_where_the_device_would_idle() {
+        let choose = |heads, pieces: &[usize], width| {
+            let slot = SLOT * heads as u64;
+            Cut::choose(&load(heads, pieces), &bounds(None, width), slot)
+        };
+        // One head of eight blocks on a device of 192: many segments.
+        let cut = choose(1, &[2048], 192).expect("a cut");
+        assert!((8..=64).contains(&cut.segments(2048)), "{cut:?}");
+        // Two thirds of the device are busy: three times the work would not pay.
+        assert_eq!(choose(16, &[2048], 192), None);
+        // Many sequences keep it busy as well.
+        assert_eq!(choose(1, &[256; 24], 192), None);
+        // One long sequence among short ones does not.
+        assert!(choose(1, &[2048, 10, 10, 10], 192).is_some());
+        // A device of one workgroup, and sequences too short to cut.
+        assert_eq!(choose(1, &[2048], 1), None);
+        assert_eq!(choose(1, &[15], 192), None);
+        assert_eq!(choose(1, &[], 192), None);
+    }
+
+    #[test]
+    fn the_model_counts_both_runs_and_the_join() {
+        let load = load(1, &[100]);
+        assert_eq!(load.cost(None, 1000), 100.0);
+        assert_eq!(load.cost(None, 4), 200.0);
+        // Ten segments: ten chunks, ten joins, ten chunks.
+        assert_eq!(load.cost(Some(Cut { length: 10 }), 1000), 30.0);
+        // Ninety chunks of sixteen workgroups each, then a hundred of eight.
+        assert_eq!(load.cost(Some(Cut { length: 10 }), 8), 180.0 + 10.0 + 100.0);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_taken_as_far_as_memory_goes() {
+        let ask = |segments, pieces: &[usize], slot| {
+            let cut = Cut::choose(&load(1, pieces), &bounds(Some(segments), 1), slot);
+            cut.map(|cut| cut.segments(pieces[0]))
+        };
+        assert_eq!(ask(1, &[100], SLOT), None);
+        assert_eq!(ask(5, &[100], SLOT), Some(5));
+        assert_eq!(ask(3, &[2], SLOT), Some(2));
+        assert_eq!(ask(3, &[1], SLOT), None);
+        assert_eq!(ask(usize::MAX, &[1000], SLOT), Some(63));
+        // Eleven slots of 4 MiB fit a quarter of 176 MiB.
+        assert_eq!(ask(40, &[1100], 4 << 20), Some(11));
+        assert_eq!(ask(40, &[1100], 1 << 30), None);
+    }
+}
