@@ -495,6 +495,15 @@ fn contradictory_flags_are_refused() {
             &["--backend", "cpu", "--adapter", "0"],
             &["--adapter", "--backend cpu"],
         ),
+        (
+            &["--mode", "decode", "--segments", "3"],
+            &["--segments", "mode decode"],
+        ),
+        (
+            &["--backend", "cpu", "--segments", "3"],
+            &["--segments", "--backend cpu"],
+        ),
+        (&["--segments", "65"], &["65", "--segments", "64"]),
         (&["--chunk", "17"], &["17", "--chunk", "16, 32, 64"]),
         (&["--mode", "chunks"], &["chunks", "--mode", "recurrent"]),
         (&["--rule", "edda"], &["edda", "--rule", "deltaproduct"]),
@@ -647,6 +656,24 @@ fn cpu_engine_is_right_in_every_mode() {
             let [o, state] = errors(&json(&eda(&args)));
             assert!(o <= 1e-5 && state <= 1e-5, "{args:?}: {o}, {state}");
         }
+    }
+}
+
+#[test]
+fn segments_are_computed_at_the_same_time_on_a_gpu() {
+    let file = golden("eda_ragged_state");
+    let backend = if cfg!(target_os = "macos") {
+        "metal"
+    } else if cfg!(windows) {
+        "dx12"
+    } else {
+        "vulkan"
+    };
+    for segments in ["1", "2", "64"] {
+        let args = ["run", &file, "--backend", backend, "--json"];
+        let flags = ["--segments", segments, "--chunk", "16"];
+        let [o, state] = errors(&json(&eda(&[&args[..], &flags].concat())));
+        assert!(o <= 1e-5 && state <= 1e-5, "{segments}: {o}, {state}");
     }
 }
 

@@ -155,10 +155,11 @@ fn check(run: impl Fn(&Engine, &Problem, &Tensors<Vec<f32>>, [usize; 3]) -> Resu
 }
 
 #[test]
-fn prefill_agrees_with_float64_at_every_chunk_size() {
-    check(|engine, problem, tensors, [random, ..]| {
+fn prefill_agrees_with_float64_at_every_chunk_size_and_number_of_segments() {
+    check(|engine, problem, tensors, [chunk, segments, _]| {
         let options = PrefillOptions {
-            chunk: [None, Some(16), Some(32), Some(64)][random % 4],
+            chunk: [None, Some(16), Some(32), Some(64)][chunk % 4],
+            segments: [None, Some(2 + segments % 5)][segments % 2],
             ..PrefillOptions::default()
         };
         prefill(engine, problem, tensors, &options)
