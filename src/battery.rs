@@ -224,6 +224,16 @@ pub fn cases() -> Vec<Case> {
         Check::Chunks,
     );
     add(
+        "segments at the same time",
+        eda([1, 75, 1, 2, 32, 24]),
+        mixed,
+        Check::Prefill(PrefillOptions {
+            chunk: Some(16),
+            segments: Some(3),
+            ..PrefillOptions::default()
+        }),
+    );
+    add(
         "split in three",
         eda([2, 75, 1, 2, 32, 24]),
         zero,
