@@ -38,6 +38,9 @@ cargo fmt --check
 step "lints"
 cargo clippy --release --all-targets -- -D warnings
 
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --release --no-deps
+
 step "tests"
 cargo test --release
 
@@ -59,9 +62,6 @@ step "shaders in Tint"
 cargo run --release --example shaders -- "$target/shaders"
 (cd tests/tint && npm install --no-audit --no-fund --silent)
 node tests/tint/check.mjs "$target/shaders"
-
-step "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --release --no-deps
 
 step "benches, a short run"
 cargo bench -- --quick

@@ -4,7 +4,7 @@
 //! A segment acts on the state as `S → M S + N`. A first run of the scan finds `M` and `N` of all segments but the last
 //! of a piece, a small pass joins them (`shaders/prefill_join.wgsl`), and a second run, from the states that this
 //! leaves, computes the outputs. That is about three times the work of a plain scan, so it pays only where the device
-//! would idle: [`Cut::choose`] compares the two.
+//! would idle: `Cut::choose` compares the two.
 
 use super::plan::{Bounds, Step, state_bytes};
 use super::shaders::ChunkShape;
