@@ -260,7 +260,7 @@ fn long_sequences_with_a_ragged_tail() {
 }
 
 /// "one pass differs from two passes with the state carried": parts that go through the device one after the
-/// other, two at a time, give the bits of one part.
+/// other, two at a time, give the bits of one part. (Segments are chosen for each part, so none are cut here.)
 #[test]
 fn parts_of_a_long_prefill_give_the_bits_of_one() {
     let whole = open(|_| {});
@@ -274,6 +274,7 @@ fn parts_of_a_long_prefill_give_the_bits_of_one() {
             for chunk in [None, Some(16)] {
                 let options = PrefillOptions {
                     chunk,
+                    segments: Some(1),
                     ..PrefillOptions::default()
                 };
                 let one = prefill(&whole, &problem, &tensors, &options).expect("a prefill");

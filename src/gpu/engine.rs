@@ -628,7 +628,7 @@ impl GpuEngine {
         let bytes = (part.problem.output_len() as u64 * element.bytes()).next_multiple_of(4);
         let output = self.storage("the outputs", bytes)?;
         let readback = self.readback(bytes)?;
-        // A short part takes the chunk size of the whole: the same pipelines, and the same bits.
+        // A short part takes the chunk size of the whole: the same pipelines and, but for segments, the same bits.
         let settings = PrefillSettings {
             chunk: options.chunk,
             segments: options.segments,

@@ -335,7 +335,7 @@ fn window_steps(
                 first_chunk as u32,
                 (chunks.len() - first_chunk) as u32,
                 state,
-                from as u32,
+                from,
                 state,
             ));
             tokens.start = stop;

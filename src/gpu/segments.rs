@@ -6,7 +6,7 @@
 //! leaves, computes the outputs. That is about three times the work of a plain scan, so it pays only where the device
 //! would idle: `Cut::choose` compares the two.
 
-use super::plan::{Bounds, Step, state_bytes};
+use super::plan::{Bounds, Source, Step, state_bytes};
 use super::shaders::ChunkShape;
 use crate::problem::Problem;
 
@@ -20,12 +20,9 @@ pub const MOST: usize = 64;
 const JOIN_COST: f64 = 1.0;
 
 /// A piece's entry in the table for a scan that leaves state number `to`, from `source` (number `from`).
-pub fn scan_entry(first_chunk: u32, chunks: u32, to: u32, source: u32, from: u32) -> [u32; 4] {
-    [first_chunk, chunks, to, source | from << 2]
+pub fn scan_entry(first_chunk: u32, chunks: u32, to: u32, source: Source, from: u32) -> [u32; 4] {
+    [first_chunk, chunks, to, source as u32 | from << 2]
 }
-
-/// `Source::Initial` in the table.
-const INITIAL: u32 = 1;
 
 /// How the pieces of a step are cut: into segments of `length` chunks each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,9 +122,9 @@ pub fn cut(step: &mut Step, problem: &Problem, shape: &ChunkShape, bounds: &Boun
             let (start, length, here) = (start as u32, (end - start) as u32, (slot + i) as u32);
             let last = i + 1 == count;
             let to = if last { *state } else { NOWHERE };
-            scans.push(scan_entry(start, length, to, INITIAL, here));
+            scans.push(scan_entry(start, length, to, Source::Initial, here));
             if !last {
-                transitions.push(scan_entry(start, length, here + 1, 0, 0));
+                transitions.push(scan_entry(start, length, here + 1, Source::Zero, 0));
             }
         }
         joins.push([slot as u32, count as u32, *state, source & 3]);
