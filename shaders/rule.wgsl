@@ -44,67 +44,116 @@ const NORM_E = 1u;
 const NORM_K = 2u;
 
 // `token` is a row of the bindings, `t` the same token's number in the chunk (for its norm), `i` the
-// sub-step, `h` the value head, `d` the key channel.
+// sub-step, `h` the value head, `d` the key channel. What ends in `four_at` gives channels d .. d + 3, those at or
+// beyond K as if the row went on with zeros (and an alpha of 1); its loads have no branches, so that they overlap.
 
-fn key_row(row: u32, h: u32, d: u32) -> u32 {
-  return (row * params.heads + h / (params.value_heads / params.heads)) * K + d;
+// Where row `row` of an operand with H heads starts.
+fn key_row(row: u32, h: u32) -> u32 {
+  return (row * params.heads + h / (params.value_heads / params.heads)) * K;
+}
+
+// The same with HV heads.
+fn value_row(row: u32, h: u32) -> u32 {
+  return (row * params.value_heads + h) * K;
+}
+
+fn is_channel(d: u32) -> vec4<bool> {
+  return vec4<u32>(d, d + 1u, d + 2u, d + 3u) < vec4<u32>(K);
 }
 
 // Each pass keeps inverse norms where it likes and provides inverse_norm(number, t).
-fn normalized(number: u32, t: u32, x: f32) -> f32 {
+fn normalizing(number: u32, t: u32) -> f32 {
   if (NORMALIZE) {
-    return x * inverse_norm(number, t);
+    return inverse_norm(number, t);
   }
-  return x;
+  return 1.0;
 }
 
 // The values whose norm has this number, not yet normalised.
 fn norm_operand(number: u32, token: u32, h: u32, d: u32) -> f32 {
   if (number == NORM_Q) {
-    return f32(q[params.q_at + key_row(token, h, d)]);
+    return q_load(key_row(token, h) + d);
   }
   if (number == NORM_E) {
-    return f32(x1[params.x1_at + key_row(token, h, d)]);
+    return x1_load(key_row(token, h) + d);
   }
-  return f32(k[params.k_at + key_row(token * FACTORS + number - NORM_K, h, d)]);
+  return k_load(key_row(token * FACTORS + number - NORM_K, h) + d);
 }
 
 fn query_at(token: u32, t: u32, h: u32, d: u32) -> f32 {
-  return normalized(NORM_Q, t, norm_operand(NORM_Q, token, h, d));
+  return normalizing(NORM_Q, t) * q_load(key_row(token, h) + d);
+}
+
+fn query_four_at(token: u32, t: u32, h: u32, d: u32) -> vec4<f32> {
+  return select(vec4<f32>(), normalizing(NORM_Q, t) * q_load_four(key_row(token, h), d), is_channel(d));
+}
+
+// What the operand of a vector is multiplied by: its inverse norm, or its sign.
+fn vector_factor(code: u32, t: u32, i: u32) -> f32 {
+  if (code == VECTOR_K || code == VECTOR_B_TIMES_K) {
+    return normalizing(NORM_K + i / PATTERN, t);
+  }
+  if (code == VECTOR_E) {
+    return normalizing(NORM_E, t);
+  }
+  return select(1.0, -1.0, code == VECTOR_MINUS_A);
 }
 
 fn vector_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> f32 {
-  if (code == VECTOR_K || code == VECTOR_B_TIMES_K) {
-    let number = NORM_K + i / PATTERN;
-    var x = normalized(number, t, norm_operand(number, token, h, d));
-    if (code == VECTOR_B_TIMES_K) {
-      x *= f32(x1[params.x1_at + (token * params.value_heads + h) * K + d]);
-    }
-    return x;
+  if (code == VECTOR_NONE) {
+    return 0.0;
   }
-  if (code == VECTOR_E) {
-    return normalized(NORM_E, t, norm_operand(NORM_E, token, h, d));
+  let factor = vector_factor(code, t, i);
+  if (code == VECTOR_K) {
+    return factor * k_load(key_row(token * FACTORS + i / PATTERN, h) + d);
   }
-  if (code == VECTOR_P) {
-    return f32(x1[params.x1_at + key_row(token, h, d)]);
-  }
-  if (code == VECTOR_MINUS_A) {
-    return -f32(x1[params.x1_at + key_row(token, h, d)]);
+  if (code == VECTOR_B_TIMES_K) {
+    return factor * k_load(key_row(token * FACTORS + i / PATTERN, h) + d) * x1_load(value_row(token, h) + d);
   }
   if (code == VECTOR_B) {
-    return x2_load(key_row(token, h, d));
+    return x2_load(key_row(token, h) + d);
   }
-  return 0.0;
+  return factor * x1_load(key_row(token, h) + d);
+}
+
+fn vector_four_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
+  if (code == VECTOR_NONE) {
+    return vec4<f32>();
+  }
+  let factor = vector_factor(code, t, i);
+  var x: vec4<f32>;
+  if (code == VECTOR_K) {
+    x = factor * k_load_four(key_row(token * FACTORS + i / PATTERN, h), d);
+  } else if (code == VECTOR_B_TIMES_K) {
+    x = factor * k_load_four(key_row(token * FACTORS + i / PATTERN, h), d) * x1_load_four(value_row(token, h), d);
+  } else if (code == VECTOR_B) {
+    x = x2_load_four(key_row(token, h), d);
+  } else {
+    x = factor * x1_load_four(key_row(token, h), d);
+  }
+  return select(vec4<f32>(), x, is_channel(d));
 }
 
 // The read vector b of sub-step i.
+fn read_code(i: u32) -> u32 {
+  return select(READ_1, READ_0, i % PATTERN == 0u);
+}
 fn read_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> f32 {
-  return vector_at(select(READ_1, READ_0, i % PATTERN == 0u), token, t, i, h, d);
+  return vector_at(read_code(i), token, t, i, h, d);
+}
+fn read_four_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
+  return vector_four_at(read_code(i), token, t, i, h, d);
 }
 
 // The write vector of sub-step i, without its gate.
+fn write_code(i: u32) -> u32 {
+  return select(WRITE_1, WRITE_0, i % PATTERN == 0u);
+}
 fn write_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> f32 {
-  return vector_at(select(WRITE_1, WRITE_0, i % PATTERN == 0u), token, t, i, h, d);
+  return vector_at(write_code(i), token, t, i, h, d);
+}
+fn write_four_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
+  return vector_four_at(write_code(i), token, t, i, h, d);
 }
 
 fn gate_at(token: u32, i: u32, h: u32) -> f32 {
@@ -119,22 +168,45 @@ fn gate_at(token: u32, i: u32, h: u32) -> f32 {
   return 1.0;
 }
 
-// alpha = exp(g) of channel d.
-fn alpha_at(token: u32, h: u32, d: u32) -> f32 {
-  if (DECAY == 0u) {
-    return 1.0;
-  }
-  var i = h;
-  var row = params.value_heads;
-  if (DECAY == 2u) {
-    i = h * K + d;
-    row *= K;
-  }
-  let x = f32(g[params.g_at + token * row + i]);
+// alpha = exp(g), from the operand's value x and, in forms that have one, the bias.
+fn alpha_from(x: f32, h: u32, bias: f32) -> f32 {
   if (DECAY_FORM == DECAY_LOG) {
     return exp_decay(x);
   }
   let a_log = gates_load(params.a_log_at + h);
-  let dt_bias = gates_load(params.dt_bias_at + i);
-  return exp_decay(log_decay_from(DECAY_FORM, x + dt_bias, a_log, params.lower_bound));
+  return exp_decay(log_decay_from(DECAY_FORM, x + bias, a_log, params.lower_bound));
+}
+
+fn bias_at(i: u32) -> f32 {
+  if (DECAY_FORM == DECAY_LOG) {
+    return 0.0;
+  }
+  return gates_load(params.dt_bias_at + i);
+}
+
+// alpha of channel d.
+fn alpha_at(token: u32, h: u32, d: u32) -> f32 {
+  if (DECAY == 0u) {
+    return 1.0;
+  }
+  if (DECAY == 1u) {
+    return alpha_from(g_load(token * params.value_heads + h), h, bias_at(h));
+  }
+  return alpha_from(g_load(value_row(token, h) + d), h, bias_at(h * K + d));
+}
+
+fn alpha_four_at(token: u32, h: u32, d: u32) -> vec4<f32> {
+  var x = vec4<f32>(1.0);
+  if (DECAY == 1u) {
+    x = vec4<f32>(alpha_at(token, h, 0u));
+  }
+  if (DECAY == 2u) {
+    let g = g_load_four(value_row(token, h), d);
+    let bias = h * K + min(vec4<u32>(d, d + 1u, d + 2u, d + 3u), vec4<u32>(K - 1u));
+    x.x = alpha_from(g.x, h, bias_at(bias.x));
+    x.y = alpha_from(g.y, h, bias_at(bias.y));
+    x.z = alpha_from(g.z, h, bias_at(bias.z));
+    x.w = alpha_from(g.w, h, bias_at(bias.w));
+  }
+  return select(vec4<f32>(1.0), x, is_channel(d));
 }

@@ -827,9 +827,12 @@ impl Kernels {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
             for (at, mut work) in works {
                 work.bound.set(Binding::Params, params_at(&uniforms, at));
+                let mut variant = self.variant(work.pass, problem, element);
+                variant.by_four = shaders::can_read_by_four(work.pass, problem)
+                    && lies_by_four(work.pass, variant, &work.params, &work.bound);
                 dispatches.push(self.dispatch_variant(
                     work.pass,
-                    self.variant(work.pass, problem, element),
+                    variant,
                     problem,
                     Some(&plan.shape),
                     work.transition,
@@ -1717,6 +1720,26 @@ pub fn validate_decode<T>(problem: &Problem, tensors: &Tensors<T>) -> Result<()>
         ));
     }
     Ok(())
+}
+
+/// Whether what a pass binds of the keys' side can be read four elements at a time: each operand starts and ends at a
+/// multiple of four.
+fn lies_by_four(pass: Pass, variant: Variant, params: &Params, bound: &Bindings<'_>) -> bool {
+    let four = 4 * variant.element.bytes();
+    shaders::bindings(pass, variant)
+        .into_iter()
+        .all(|(binding, _)| {
+            let at = match binding {
+                Binding::Q => params.q_at,
+                Binding::K => params.k_at,
+                Binding::X1 => params.x1_at,
+                Binding::X2 => params.x2_at,
+                Binding::G => params.g_at,
+                _ => return true,
+            };
+            let Bound { offset, size, .. } = bound.get(binding);
+            at.is_multiple_of(4) && offset.is_multiple_of(four) && size.is_multiple_of(four)
+        })
 }
 
 /// A dispatch of a prefill before its parameters have a place.

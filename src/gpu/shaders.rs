@@ -87,6 +87,8 @@ pub struct Variant {
     pub gates: bool,
     /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
     pub shared: bool,
+    /// The keys' side is read four channels at a time: see [`can_read_by_four`].
+    pub by_four: bool,
     /// Edge of the matrix units' tiles; 0 for passes that use none.
     pub edge: usize,
 }
@@ -219,19 +221,23 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         Element::F32 => part!("element_f32"),
         Element::F16 => part!("element_f16"),
     };
-    let second = if variant.second {
-        part!("second")
+    let second = match (variant.second, variant.by_four) {
+        (true, true) => part!("second_by_four"),
+        (true, false) => part!("second"),
+        (false, _) => part!("no_second"),
+    };
+    let keys = if variant.by_four {
+        part!("keys_by_four")
     } else {
-        part!("no_second")
+        part!("keys")
     };
     let gates = if variant.gates {
         part!("gates")
     } else {
         part!("no_gates")
     };
-    let (params, keys, layer, rule, chunk) = (
+    let (params, layer, rule, chunk) = (
         part!("params"),
-        part!("keys"),
         part!("layer"),
         part!("rule"),
         part!("chunk"),
@@ -438,6 +444,12 @@ fn touches_contents(pass: Pass) -> bool {
     matches!(pass, Pass::Scan | Pass::Decode | Pass::MatrixScan)
 }
 
+/// Whether a pass has a text that reads the keys' side four channels at a time ([`Variant::by_four`]). It also takes
+/// bindings in which each operand of that side starts at a multiple of four elements, and ends at one.
+pub fn can_read_by_four(pass: Pass, problem: &Problem) -> bool {
+    matches!(pass, Pass::Pairs | Pass::MatrixPairs) && problem.key_dim.is_multiple_of(4)
+}
+
 /// The text that a pass needs for a rule in this form, on slices that share no buffer with what is written.
 /// `edge` is that of the matrix units' tiles, for the passes that use them.
 pub fn variant(pass: Pass, problem: &Problem, element: Element, edge: usize) -> Variant {
@@ -452,6 +464,7 @@ pub fn variant(pass: Pass, problem: &Problem, element: Element, edge: usize) -> 
         second: reads_second(problem, pass),
         gates: touches_rule(pass) && reads_gates(problem),
         shared: false,
+        by_four: false,
         edge: if pass.is_matrix() { edge } else { 0 },
     }
 }

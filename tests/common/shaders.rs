@@ -32,7 +32,7 @@ impl Entry {
             Element::F16 => "f16",
         };
         format!(
-            "{}{}-{element}{}{}{}{}",
+            "{}{}-{element}{}{}{}{}{}",
             self.pass.name(),
             match self.variant.edge {
                 0 => String::new(),
@@ -41,7 +41,8 @@ impl Entry {
             flag(self.variant.state == Element::F16, "-state16"),
             flag(self.variant.second, "-second"),
             flag(self.variant.gates, "-gates"),
-            flag(self.variant.shared, "-shared")
+            flag(self.variant.shared, "-shared"),
+            flag(self.variant.by_four, "-four")
         )
     }
 
@@ -157,11 +158,14 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
             .into_iter()
             .flat_map(|e| states.iter().map(move |s| (e, s)))
         {
-            for shared in [false, true] {
+            for (shared, by_four) in [(false, false), (true, false), (false, true), (true, true)] {
                 let mut variant = shaders::variant(pass, problem, element, edge);
                 variant.state = state;
                 variant.shared = shared;
-                if shared && !can_share(pass, variant) {
+                variant.by_four = by_four;
+                if shared && !can_share(pass, variant)
+                    || by_four && !shaders::can_read_by_four(pass, problem)
+                {
                     continue;
                 }
                 let constants = shaders::constants(pass, problem, shape);

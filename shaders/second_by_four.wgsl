@@ -1,0 +1,11 @@
+// Stands in for second.wgsl where keys_by_four.wgsl stands in for keys.wgsl: b of RWKV-7.
+
+@group(0) @binding(5) var<storage, read> x2: array<Four>;
+
+fn x2_load(i: u32) -> f32 {
+  let at = params.x2_at + i;
+  return f32(x2[at / 4u][at % 4u]);
+}
+fn x2_load_four(row: u32, d: u32) -> vec4<f32> {
+  return vec4<f32>(x2[(params.x2_at + row + min(d, K - 4u)) / 4u]);
+}
