@@ -1,27 +1,26 @@
-// How a chunk lies in the matrix tier's scratch memory. A chunk has C tokens, R = N C sub-steps and CF = C FACTORS
-// rows of contents (the last sub-step of each factor has one; the others write nothing). Per value head, in
-// float32 (`floats`), as passes 1 -> 2 leave them:
+// How a chunk lies in the matrix tier's scratch memory. A chunk has C tokens and R = N C sub-steps. Per value head, in
+// float32 (`floats`):
 //
 //   triangle  [R, R]            L below the diagonal; what is above is not written
 //   masked    [C, R]            A where the token sees the sub-step; the rest is not written
 //   decay     [KP]              the whole chunk's decay, exp G_C
 //   unit      [1]               a power of two at which U cannot overflow float16
 //   powers    [3]               powers of two by which reads, writes and queries are divided, so that float16 holds
-//                               vectors of any size: B, W and T as it meets Z are over the first, writes over the
-//                               second, Q, A and what comes of them over the third
+//                               vectors of any size: B and U are over the first, writes over the second, Q and A over
+//                               the third
+//   residual unit [1]           a power of two at which the residual Z - X cannot overflow float16
 //
 // and in float16 (`halves`), cut into tiles of EDGE x EDGE, each contiguous and row-major:
 //
-//   left      [R + C, KP + CF]  B over Q, then nothing  ->  -W over Q - A W, then T over A T (their columns with
-//                               contents)
+//   left      [R + C, KP]       B over Q, decayed from the start of the chunk
+//   lower     [R + C, R]        T = (I + L)^-1 over A T
 //   writes    [R, KP]           a_r decayed to the end of the chunk
 //
-// With them (U; O) = left (S; Z) and S <- Diag(decay) S + writes^T U.
+// With them (X; Y) = left S, U = T (Z - X), O = Y + A T (Z - X), and S <- Diag(decay) S + writes^T U.
 
 override N: u32 = PATTERN * FACTORS;  // sub-steps a token
 override CHUNK: u32 = 32u;
 override R: u32 = N * CHUNK;
-override CF: u32 = CHUNK * FACTORS;
 // K rounded up to a multiple of 16; the channels above K hold zeros.
 override KP: u32 = 128u;
 
@@ -30,12 +29,14 @@ override MASKED: u32 = R * R;
 override WHOLE_DECAY: u32 = (R + CHUNK) * R;
 override UNIT: u32 = WHOLE_DECAY + KP;
 override POWERS: u32 = UNIT + 1u;
-override FLOATS: u32 = UNIT + 4u;
+override RESIDUAL_UNIT: u32 = UNIT + 4u;
+override FLOATS: u32 = UNIT + 8u;
 
 override KEY_TILES: u32 = KP / EDGE;
-override LEFT_TILES: u32 = (KP + CF) / EDGE;      // across
-override ROW_TILES: u32 = (R + CHUNK) / EDGE;     // down
-override WRITES: u32 = (R + CHUNK) * (KP + CF);
+override LOWER_TILES: u32 = R / EDGE;
+override ROW_TILES: u32 = (R + CHUNK) / EDGE;
+override LOWER: u32 = (R + CHUNK) * KP;
+override WRITES: u32 = LOWER + (R + CHUNK) * R;
 override HALVES: u32 = WRITES + R * KP;
 
 @group(0) @binding(1) var<storage, read> table: array<vec4<u32>>;

@@ -8,13 +8,17 @@
 // that level t has a 1 and s a 0, and D is split at t's block there, D = (product over the block up to t)
 // (product over s+1 .. its start), a factor of the row and one of the column, both at most 1 whatever the gate.
 // So each level is one product of half of the tokens (rows: those with the bit set) by the other half (columns),
-// of which the pairs in the same block of that level are kept. Two more products hold the pairs within a token.
+// of which the pairs in the same block of that level are kept. Two more products, one for each half of the tokens, hold
+// the pairs within a block of BASE levels: none (a token alone) where decays are strong. Where over no half of such a block
+// a channel decays below 2^-10, the factors of its rows and columns are taken from its middle on, up to 2^10 on one side of
+// it and down to 2^-10 on the other, and the block's levels are not needed. How large these blocks are is found for each
+// chunk and head.
 
 @group(0) @binding(12) var<storage, read_write> floats: array<f32>;
 @group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
-// A thread holds four channels of RUN successive tokens.
-const RUN = 4u;
+// A thread holds four channels of RUN successive tokens, at most 4.
+override RUN: u32 = 4u;
 override THREADS: u32 = 256u;
 override SUBGROUPS: u32 = 8u;
 override QUADS: u32 = KP / 4u;
@@ -33,6 +37,11 @@ override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
 override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE;
 override TOTALS_SIZE: u32 = RUNS * QUADS;
 override GATE_COUNT: u32 = N * CHUNK;
+// Levels of a block of tokens that one product may hold, at most, and the least decay over half of it.
+override BASE_MOST: u32 = min(4u, LEVELS - 1u);
+const LEAST_DECAY = 0.0009765625;
+// Largest exponent of a read (over its power) at which its rows stay within float16 all the same.
+const MOST_READ = 4;
 override NORM_TOKENS: u32 = CHUNK;
 
 var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;
@@ -42,6 +51,9 @@ var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;  // decay over each run
 var<workgroup> gate: array<f32, GATE_COUNT>;           // [token][sub-step]
 // Bits of the largest read, write (without its gate) and query of the chunk; four words, to keep what follows aligned.
 var<workgroup> largest: array<atomic<u32>, 4>;
+// Bits of the least decay over half of a block of 1, 2, 3 and 4 levels.
+var<workgroup> least: array<atomic<u32>, 4>;
+var<workgroup> chosen: vec4<u32>;  // base levels
 
 // The exponent of the largest element, within bounds that keep its inverse in float16's reach.
 fn exponent_of(number: u32, least: i32) -> i32 {
@@ -74,65 +86,43 @@ fn main(
 
   if (lid < 4u) {
     atomicStore(&largest[lid], 0u);
+    atomicStore(&least[lid], 0x3f800000u);
   }
   workgroupBarrier();
   if (NORMALIZE) {
     compute_norms(first, count, h, lid);
   }
+  // This thread's channels d .. d + 3 of tokens run RUN .. run RUN + RUN - 1. What is not there is read from the last token
+  // and dropped: loads without branches overlap.
+  let quad = lid % QUADS;
+  let run = lid / QUADS;
+  let d = quad * 4u;
+  let working = run < RUNS;
+  var alpha: array<vec4<f32>, 4>;
+  var total = vec4<f32>(1.0);
+  var peak = vec3<f32>();
+  for (var t = 0u; t < RUN; t++) {  // unrolled
+    let at = min(run * RUN + t, count - 1u);
+    let live = working && run * RUN + t < count;
+    alpha[t] = select(vec4<f32>(1.0), alpha_four_at(first + at, h, d), live);
+    total *= alpha[t];
+    // (Dead tokens repeat the last, which changes no maximum.)
+    peak.z = max(peak.z, largest_of(query_four_at(first + at, at, h, d)));
+    for (var i = 0u; i < N; i++) {  // unrolled
+      peak.x = max(peak.x, largest_of(read_four_at(first + at, at, i, h, d)));
+      peak.y = max(peak.y, largest_of(write_four_at(first + at, at, i, h, d)));
+    }
+  }
+  if (working) {
+    totals[lid] = total;
+  }
+  // (After the rest has been asked for, since the first word that is stored waits for its load.)
   for (var i = lid; i < GATE_COUNT; i += THREADS) {
     var x = 0.0;
     if (i / N < count) {
       x = gate_at(first + i / N, i % N, h);
     }
     gate[i] = x;
-  }
-
-  // This thread's channels d .. d + 3 of tokens run RUN .. run RUN + RUN - 1.
-  let quad = lid % QUADS;
-  let run = lid / QUADS;
-  let d = quad * 4u;
-  let working = run < RUNS;
-  var alpha: array<vec4<f32>, 4>;
-  var query_full: array<vec4<f32>, 4>;
-  var read_full: array<vec4<f32>, 16>;   // [N][RUN]
-  var write_full: array<vec4<f32>, 16>;  // [N][RUN], without gates
-  var total = vec4<f32>(1.0);
-  var peak = vec3<f32>();
-  for (var t = 0u; t < RUN; t++) {  // unrolled
-    let in_chunk = run * RUN + t;
-    let live = working && in_chunk < count;
-    // What is not there is read from the last token or channel and dropped: loads without branches overlap.
-    let at = min(in_chunk, count - 1u);
-    let token = first + at;
-    var a = vec4<f32>(1.0);
-    var x = vec4<f32>();
-    for (var c = 0u; c < 4u; c++) {  // unrolled
-      let channel = min(d + c, K - 1u);
-      let there = live && d + c < K;
-      a[c] = select(1.0, alpha_at(token, h, channel), there);
-      x[c] = select(0.0, query_at(token, at, h, channel), there);
-    }
-    alpha[t] = a;
-    total *= a;
-    query_full[t] = x;
-    peak.z = max(peak.z, largest_of(x));
-    for (var i = 0u; i < N; i++) {  // unrolled
-      var b = vec4<f32>();
-      var w = vec4<f32>();
-      for (var c = 0u; c < 4u; c++) {  // unrolled
-        let channel = min(d + c, K - 1u);
-        let there = live && d + c < K;
-        b[c] = select(0.0, read_at(token, at, i, h, channel), there);
-        w[c] = select(0.0, write_at(token, at, i, h, channel), there);
-      }
-      read_full[i * RUN + t] = b;
-      write_full[i * RUN + t] = w;
-      peak.x = max(peak.x, largest_of(b));
-      peak.y = max(peak.y, largest_of(w));
-    }
-  }
-  if (working) {
-    totals[lid] = total;
   }
   for (var i = 0u; i < 3u; i++) {
     let most = subgroupMax(peak[i]);
@@ -148,19 +138,61 @@ fn main(
   let reads_exponent = select(min(most, 0), most - 10, most > 10);
   let writes_exponent = exponent_of(1u, -24);
   let query_exponent = exponent_of(2u, -24) + max(writes_exponent, 0);
+
+  // How far a channel decays over half of a block of each size, at most.
+  for (var b = 0u; b < 4u; b++) {  // unrolled
+    let half_block = 1u << b;
+    var smallest = 1.0;
+    if (half_block <= RUN) {
+      var product = vec4<f32>(1.0);
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        product *= alpha[t];
+        if ((t + 1u) % half_block == 0u) {
+          smallest = min(smallest, min(min(product.x, product.y), min(product.z, product.w)));
+          product = vec4<f32>(1.0);
+        }
+      }
+    } else if (working && run % max(half_block / RUN, 1u) == 0u) {
+      var product = total;
+      for (var i = 1u; i < half_block / RUN; i++) {
+        product *= totals[(run + i) * QUADS + quad];
+      }
+      smallest = min(min(product.x, product.y), min(product.z, product.w));
+    }
+    smallest = subgroupMin(smallest);
+    if (lane == 0u) {
+      atomicMin(&least[b], bitcast<u32>(smallest));
+    }
+  }
+  workgroupBarrier();
   if (lid == 0u) {
+    var levels = 0u;
+    for (var b = 1u; b <= BASE_MOST; b++) {
+      if (bitcast<f32>(atomicLoad(&least[b - 1u])) >= LEAST_DECAY && most - reads_exponent <= MOST_READ) {
+        levels = b;
+      }
+    }
+    chosen = vec4<u32>(levels);
     floats[floats_at + POWERS] = power(reads_exponent);
     floats[floats_at + POWERS + 1u] = power(writes_exponent);
     floats[floats_at + POWERS + 2u] = power(query_exponent);
+    // The scan takes the largest of S and Z to at most 16, and Z over the reads' power: so |Z - X| is below 2^bound.
+    let bound = 1 + max(4 - reads_exponent, 5 + i32(firstLeadingBit(KP)) + 1 + max(most - reads_exponent, 0));
+    floats[floats_at + RESIDUAL_UNIT] = power(min(15 - bound, 0));
+    floats[floats_at + RESIDUAL_UNIT + 1u] = power(min(bound, 15));
   }
+  let base = workgroupUniformLoad(&chosen).x;
+
   var query: array<vec4<f16>, 4>;
-  var read: array<vec4<f16>, 16>;
-  var write: array<vec4<f16>, 16>;
+  var read: array<vec4<f16>, 16>;   // [N][RUN]
+  var write: array<vec4<f16>, 16>;  // [N][RUN], without gates
   for (var t = 0u; t < RUN; t++) {  // unrolled
-    query[t] = vec4<f16>(query_full[t] * power(-query_exponent));
+    let at = min(run * RUN + t, count - 1u);
+    let there = select(0.0, 1.0, working && run * RUN + t < count);
+    query[t] = vec4<f16>(query_four_at(first + at, at, h, d) * (there * power(-query_exponent)));
     for (var i = 0u; i < N; i++) {  // unrolled
-      read[i * RUN + t] = vec4<f16>(read_full[i * RUN + t] * power(-reads_exponent));
-      write[i * RUN + t] = vec4<f16>(write_full[i * RUN + t] * power(-writes_exponent));
+      read[i * RUN + t] = vec4<f16>(read_four_at(first + at, at, i, h, d) * (there * power(-reads_exponent)));
+      write[i * RUN + t] = vec4<f16>(write_four_at(first + at, at, i, h, d) * (there * power(-writes_exponent)));
     }
   }
   // What L and A were divided by on top of what stays.
@@ -190,9 +222,9 @@ fn main(
       for (var i = 0u; i < N; i++) {  // unrolled
         let decay = select(from_start, before, UNDECAYED && i == 0u);
         let row = in_chunk * N + i;
-        halves[halves_at + tiled(row, d, LEFT_TILES) / 4u] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
+        halves[halves_at + tiled(row, d, KEY_TILES) / 4u] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
       }
-      halves[halves_at + tiled(R + in_chunk, d, LEFT_TILES) / 4u] = vec4<f16>(vec4<f32>(query[t]) * from_start);
+      halves[halves_at + tiled(R + in_chunk, d, KEY_TILES) / 4u] = vec4<f16>(vec4<f32>(query[t]) * from_start);
     }
     for (var back = 0u; back < RUN; back++) {  // unrolled
       let t = RUN - 1u - back;
@@ -206,20 +238,54 @@ fn main(
     }
   }
 
-  for (var level = 0u; level < LEVELS + 2u; level++) {
-    let within = level >= LEVELS;        // the pairs within a token, of the first or second half of the tokens
+  for (var level = base; level < LEVELS + 2u; level++) {
+    let within = level >= LEVELS;        // the pairs within a block of base levels, of either half of the tokens
     let second = level == LEVELS + 1u;
     let ones = (1u << level) - 1u;
     if (working && within) {
-      for (var t = 0u; t < RUN; t++) {  // unrolled
-        let in_chunk = run * RUN + t;
-        if ((in_chunk >= HALF) == second) {
+      if ((run * RUN >= HALF) == second) {
+        // Decay from the start of a block, over that to its middle.
+        let inside = (1u << base) - 1u;
+        var from_start = vec4<f32>(1.0);
+        var to_middle = vec4<f32>(1.0);
+        let in_run = inside < RUN;  // or in several whole ones
+        if (!in_run) {
+          let block = run * RUN >> base << base;
+          for (var i = block / RUN; i < run; i++) {
+            from_start *= totals[i * QUADS + quad];
+          }
+          for (var i = block / RUN; (i + 1u) * RUN <= block + (inside + 1u) / 2u; i++) {
+            to_middle *= totals[i * QUADS + quad];
+          }
+        }
+        for (var t = 0u; t < RUN; t++) {  // unrolled
+          let in_chunk = run * RUN + t;
+          if ((in_chunk & inside) == 0u) {
+            from_start = vec4<f32>(1.0);
+          }
+          if (in_run) {
+            to_middle = vec4<f32>(1.0);
+            for (var s = 0u; s < RUN; s++) {  // unrolled
+              let before_middle = (s >> base) == (t >> base) && (s & inside) < (inside + 1u) / 2u;
+              to_middle *= select(vec4<f32>(1.0), alpha[s], before_middle);
+            }
+          }
+          let before = from_start / to_middle;
+          from_start *= alpha[t];
+          var factor = from_start / to_middle;
+          var back = to_middle / from_start;
+          if (base == 0u) {
+            factor = vec4<f32>(1.0);
+            back = vec4<f32>(1.0);
+          }
           let at = in_chunk % HALF * PITCH + quad;
           for (var i = 0u; i < N; i++) {  // unrolled
-            rows[i * HALF * PITCH + at] = read[i * RUN + t];
-            columns[i * HALF * PITCH + at] = write[i * RUN + t];
+            // A read before the token's own decay sees one factor less.
+            let decay = select(factor, before, UNDECAYED && i == 0u);
+            rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
+            columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * back);
           }
-          rows[N * HALF * PITCH + at] = query[t];
+          rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
         }
       }
     } else if (working) {
@@ -282,19 +348,18 @@ fn main(
     }
     workgroupBarrier();
 
-    // What is kept: per step and column step, for each row token the column tokens of its block.
-    let kept = select(level, 0u, within);
+    // What is kept: for each step of each row token, the column tokens of its block and all their steps.
+    let kept = select(level, base, within);
     for (var i = lid; i < (N + 1u) * N * HALF << kept; i += THREADS) {
-      let row_token = (i >> kept) % HALF;
-      let column_token = (row_token >> kept << kept) | (i & ((1u << kept) - 1u));
-      let steps = (i >> kept) / HALF;
-      let step = steps / N;
-      let column_step = steps % N;
+      let column_step = i % N;
+      let row_token = (i / N >> kept) % HALF;
+      let column_token = (row_token >> kept << kept) | (i / N & ((1u << kept) - 1u));
+      let step = (i / N >> kept) / HALF;
       var t: u32;
       var s: u32;
       if (within) {
         t = row_token + select(0u, HALF, second);
-        s = t;
+        s = column_token + select(0u, HALF, second);
       } else {
         t = (row_token >> level << (level + 1u)) | (1u << level) | (row_token & ones);
         s = (column_token >> level << (level + 1u)) | (column_token & ones);
@@ -303,8 +368,10 @@ fn main(
       let column = column_step * HALF + column_token;
       let x = products[(row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE];
       if (step == N) {
-        floats[floats_at + MASKED + t * R + s * N + column_step] = x * masked_power * gate[s * N + column_step];
-      } else if (!within || step > column_step) {
+        if (s <= t) {
+          floats[floats_at + MASKED + t * R + s * N + column_step] = x * masked_power * gate[s * N + column_step];
+        }
+      } else if (s < t || (s == t && step > column_step)) {
         floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x * triangle_power * gate[s * N + column_step];
       }
     }

@@ -1,13 +1,15 @@
 // Matrix tier, pass 3 of 3, sequential over the chunks of a sequence, parallel over sequences, heads and blocks of
 // VB value columns (columns of S are independent). Per chunk
 //
-//   (U; O) = left (S; Z)                    [R + C, VB]
-//   S = Diag(exp G_C) S + writes^T U        [K, VB]
+//   (X; Y) = left S                          [R + C, VB]
+//   (U; O) = lower (Z - X) + (0; Y)          [R + C, VB]
+//   S = Diag(exp G_C) S + writes^T U         [K, VB]
 //
-// on matrix units: float16 operands, float32 sums, float32 state. Each column of (S; Z) is divided by a power of two
-// that takes the largest of it to between 8 and 16, found anew for each chunk, so that contents or states of any size
-// neither overflow nor vanish, whatever is in other columns; U is multiplied by `unit` where it could overflow. With the
-// powers by which pass 1 has divided reads, writes and queries, all of this is exact and undone in float32.
+// on matrix units: float16 operands, float32 sums, float32 state. Each column of S and Z is divided by a power of two
+// that takes the largest of both to between 8 and 16, found anew for each chunk, so that contents or states of any size
+// neither overflow nor vanish, whatever is in other columns; the residual Z - X and U are multiplied by their units where
+// they could overflow. With the powers by which pass 1 has divided reads, writes and queries, all of this is exact and
+// undone in float32.
 //
 // With TRANSITION it finds instead what segments of a sequence do to any state, S -> M S + N (see prefill_join.wgsl):
 // the value columns start from zero and end as N; K columns more start from the identity, have no contents and end as M.
@@ -18,30 +20,46 @@
 @group(0) @binding(13) var<storage, read> halves: array<vec4<f16>>;
 
 override VB: u32 = 16u;
-override THREADS: u32 = 64u;
-// Subgroups. Each has a share of the rows of (U; O) and of those of S, for all columns, so that a tile of `left` or
-// `writes` is read once.
-override GROUPS: u32 = 2u;
-override ROWS_EACH: u32 = ROW_TILES / GROUPS;
+override THREADS: u32 = 256u;
+// Subgroups. Tiles of a product are dealt out to them in rounds; those without one repeat the last, since cooperative
+// calls need the same control flow in all.
+override GROUPS: u32 = 8u;
 override COLUMN_TILES: u32 = VB / EDGE;
-override WRITE_STEPS: u32 = R / EDGE;
-override STATE_EACH: u32 = (KEY_TILES + GROUPS - 1u) / GROUPS;
+override TILES: u32 = ROW_TILES * COLUMN_TILES;              // of (X; Y) and (U; O)
+override STATE_TILES: u32 = KEY_TILES * COLUMN_TILES;
+override TILE_ROUNDS: u32 = (TILES + GROUPS - 1u) / GROUPS;
+override STATE_TILE_ROUNDS: u32 = (STATE_TILES + GROUPS - 1u) / GROUPS;
+// Matrix units read storage buffers an element at a time, workgroup memory by the row: so `left`, `lower` and `writes`
+// pass through workgroup memory in turn, the first and last in as many parts (tile columns of `left`, tile rows of
+// `writes`) as it takes to fit. A part is asked for as soon as the one before it has left the registers, a chunk ahead
+// where there is only one.
+override LEFT_PARTS: u32 = 1u;
+override WRITE_PARTS: u32 = 1u;
+override PART_ACROSS: u32 = KEY_TILES / LEFT_PARTS;
+override PART_STEPS: u32 = LOWER_TILES / WRITE_PARTS;
+override LEFT_VECTORS: u32 = ROW_TILES * PART_ACROSS * TILE / 4u;
+override LOWER_VECTORS: u32 = ROW_TILES * LOWER_TILES * TILE / 4u;
+override WRITE_VECTORS: u32 = PART_STEPS * KEY_TILES * TILE / 4u;
+override LEFT_ROUNDS: u32 = (LEFT_VECTORS + THREADS - 1u) / THREADS;
+override LOWER_ROUNDS: u32 = (LOWER_VECTORS + THREADS - 1u) / THREADS;
+override WRITE_ROUNDS: u32 = (WRITE_VECTORS + THREADS - 1u) / THREADS;
+override PART_SIZE: u32 = max(max(LEFT_VECTORS, LOWER_VECTORS), WRITE_VECTORS);
 // Matrices in workgroup memory are rows of VB / 4 vec4; those of float16 have two more, to spread the banks.
 override QUADS: u32 = VB / 4u;
 override PITCH: u32 = QUADS + 2u;
-override STATE_SIZE: u32 = STATE_EACH * GROUPS * EDGE * QUADS;
-override SUMS_SIZE: u32 = (R + CHUNK) * QUADS;
-// How many vec4 of S, of Z and of O a thread has to do with, and of U.
+override SUMS_SIZE: u32 = max(R + CHUNK, KP) * QUADS;
+// How many vec4 of S, of Z (and U) and of O a thread has to do with.
 override STATE_ROUNDS: u32 = (KP * QUADS + THREADS - 1u) / THREADS;
-override CONTENT_ROUNDS: u32 = (CF * QUADS + THREADS - 1u) / THREADS;
-override OUTPUT_ROUNDS: u32 = (CHUNK * QUADS + THREADS - 1u) / THREADS;
 override U_ROUNDS: u32 = (R * QUADS + THREADS - 1u) / THREADS;
-override OPERAND_SIZE: u32 = max(KP + CF, R) * PITCH;
+override OUTPUT_ROUNDS: u32 = (CHUNK * QUADS + THREADS - 1u) / THREADS;
+override OPERAND_SIZE: u32 = KP * PITCH;
+override RESIDUAL_SIZE: u32 = R * PITCH;
 
-var<workgroup> s: array<vec4<f32>, STATE_SIZE>;           // [K][VB]
-var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // (U; O) [R + C][VB]
-var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // (S; Z), then U
-var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of (S; Z), for each column
+var<workgroup> part: array<vec4<f16>, PART_SIZE>;         // tiles of `left`, `lower` or `writes`
+var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // a product [R + C or K][VB]
+var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // S
+var<workgroup> residual: array<vec4<f16>, RESIDUAL_SIZE>; // Z - X, then U
+var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of S and Z, for each column
 
 override TRANSITION: bool = false;
 override VALUE_BLOCKS: u32 = (V + VB - 1u) / VB;
@@ -53,18 +71,37 @@ const SOURCE_CARRIED = 2u;
 const SOURCE_IDENTITY = 3u;
 const NOWHERE = 0xffffffffu;
 
-// vec4 number `i` of the contents [CF][VB] of a chunk with `count` tokens from `first`.
+// vec4 number `i` of the contents [R][VB] of a chunk with `count` tokens from `first`; sub-steps without one have zeros.
 fn contents_at(first: u32, count: u32, identity: bool, h: u32, column: u32, i: u32) -> vec4<f32> {
-  let row = min(i / QUADS, CF - 1u);
-  let t = min(row / FACTORS, count - 1u);
+  let row = min(i / QUADS, R - 1u);
+  let t = min(row / N, count - 1u);
   var z = vec4<f32>();
   for (var q = 0u; q < 4u; q++) {  // unrolled
     // What is not there is read from the last row or column and dropped: loads without branches overlap.
     let c = column + i % QUADS * 4u + q;
-    let x = content_at(first + t, row % FACTORS * PATTERN + PATTERN - 1u, h, min(c, V - 1u));
-    z[q] = select(0.0, x, row / FACTORS < count && c < V && !identity);
+    let x = content_at(first + t, row % N, h, min(c, V - 1u));
+    z[q] = select(0.0, x, row / N < count && c < V && !identity);
   }
   return z;
+}
+
+// vec4 number `i` of part `number` of `left`, of `lower` and of part `number` of `writes`, of the chunk whose halves start at
+// `halves_at`. (What is not there is read from the last one and dropped.)
+fn left_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
+  var at = min(i, LEFT_VECTORS - 1u);
+  if (LEFT_PARTS > 1u) {
+    let tile = at / (TILE / 4u);
+    at = (tile / PART_ACROSS * KEY_TILES + number * PART_ACROSS + tile % PART_ACROSS) * (TILE / 4u) + at % (TILE / 4u);
+  }
+  return halves[halves_at + at];
+}
+
+fn lower_vector(halves_at: u32, i: u32) -> vec4<f16> {
+  return halves[halves_at + LOWER / 4u + min(i, LOWER_VECTORS - 1u)];
+}
+
+fn write_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
+  return halves[halves_at + WRITES / 4u + number * WRITE_VECTORS + min(i, WRITE_VECTORS - 1u)];
 }
 
 fn powers_at(floats_at: u32) -> vec4<f32> {
@@ -95,14 +132,15 @@ fn main(
   let state_source = select(piece.w % 4u, SOURCE_IDENTITY, identity);
   let origin = piece.w / 4u * params.value_heads + h;
   let target_state = piece.z * params.value_heads + h;
-  let row_tile = subgroup * ROWS_EACH;
-  let state_tile = subgroup * STATE_EACH;
 
-  for (var i = lid; i < STATE_SIZE; i += THREADS) {
-    let d = i / QUADS;
+  // This thread's share of S: four columns, the same in all that it does, of some rows.
+  let quad = lid % QUADS;
+  var kept: array<vec4<f32>, 16>;        // [STATE_ROUNDS]
+  for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+    let d = (lid + y * THREADS) / QUADS;
     var x = vec4<f32>();
     for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = column + i % QUADS * 4u + q;
+      let c = column + quad * 4u + q;
       if (state_source == SOURCE_IDENTITY) {
         x[q] = select(0.0, 1.0, d == c && d < K);
       } else if (d < K && c < V) {
@@ -114,58 +152,59 @@ fn main(
         }
       }
     }
-    s[i] = x;
+    kept[y] = x;
   }
   for (var i = lid; i < VB; i += THREADS) {
     atomicStore(&largest[i], 0u);
   }
   workgroupBarrier();
 
-  // Column c of `s` holds S over a power of two of its own; these are the powers of this thread's four columns, which
-  // are the same in all that it does.
-  let quad = lid % QUADS;
-  var down = vec4<f32>(1.0);
-
   // What the next chunk needs of scratch memory and contents is asked for while this one computes.
-  var left: array<MatrixLeft, 128>;      // [ROWS_EACH][LEFT_TILES]
-  var write: array<MatrixLeft, 128>;     // [STATE_EACH][R / EDGE]
-  var z: array<vec4<f32>, 32>;           // [CONTENT_ROUNDS]
-  var decay: array<f32, 64>;             // [STATE_ROUNDS]
+  var left_part: array<vec4<f16>, 32>;   // [LEFT_ROUNDS]
+  var lower_part: array<vec4<f16>, 32>;  // [LOWER_ROUNDS]
+  var write_part: array<vec4<f16>, 32>;  // [WRITE_ROUNDS]
+  var z: array<vec4<f32>, 16>;           // [U_ROUNDS]
+  var decay: array<f32, 16>;             // [STATE_ROUNDS]
   let last = max(piece.x + piece.y, 1u) - 1u;
   var halves_at = halves_base(piece.x, head);
   var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
   var next_rows = table[min(piece.x + 1u, last)].xy;
   var powers = vec4<f32>(1.0);           // unit, then those of reads, writes and queries
+  var residual_unit = 1.0;
   if (piece.y > 0u) {
     let floats_at = floats_base(piece.x, head);
-    powers = powers_at(floats_at);
-    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      for (var x = 0u; x < LEFT_TILES; x++) {  // unrolled
-        let at = halves_at + ((row_tile + i) * LEFT_TILES + x) * (TILE / 4u);
-        left[i * LEFT_TILES + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
-      }
+    for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
+      left_part[y] = left_vector(halves_at, 0u, lid + y * THREADS);
     }
-    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
+    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       z[y] = contents_at(rows.x, rows.y, identity, h, column, lid + y * THREADS);
+    }
+    for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
+      lower_part[y] = lower_vector(halves_at, lid + y * THREADS);
+    }
+    for (var y = 0u; y < WRITE_ROUNDS; y++) {  // unrolled
+      write_part[y] = write_vector(halves_at, 0u, lid + y * THREADS);
     }
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
       decay[y] = floats[floats_at + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
     }
+    powers = powers_at(floats_at);
+    residual_unit = floats[floats_at + RESIDUAL_UNIT];
   }
 
   for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
     let first = rows.x;
     let count = rows.y;
     let next = min(chunk + 1u, last);
+    let next_halves = halves_base(next, head);
+    let next_floats = floats_base(next, head);
 
-    // (S; Z) as float16 over 2^e, an e for each column, and what S keeps.
-    var old: array<vec4<f32>, 64>;       // [STATE_ROUNDS]
+    // The powers of two of the columns, and S as float16 over them.
     var peak = vec4<f32>();
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      old[y] = s[min(lid + y * THREADS, (KP - 1u) * QUADS + quad)] * down;
-      peak = max(peak, abs(old[y]));
+      peak = max(peak, abs(kept[y]));
     }
-    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
+    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       peak = max(peak, abs(z[y]));
     }
     for (var other = QUADS; other < lanes; other *= 2u) {
@@ -178,6 +217,7 @@ fn main(
     }
     workgroupBarrier();
     var up: vec4<f32>;
+    var down: vec4<f32>;
     for (var q = 0u; q < 4u; q++) {  // unrolled
       let exponent = clamp(atomicLoad(&largest[quad * 4u + q]) >> 23u, 4u, 253u);
       up[q] = bitcast<f32>((257u - exponent) << 23u);
@@ -186,132 +226,188 @@ fn main(
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if (i < KP * QUADS) {
-        let x = old[y] * up;
-        operand[i / QUADS * PITCH + quad] = vec4<f16>(x);
-        s[i] = x * decay[y];
+        operand[i / QUADS * PITCH + quad] = vec4<f16>(kept[y] * up);
       }
-    }
-    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
-      let i = lid + y * THREADS;
-      if (i < CF * QUADS) {
-        operand[(KP + i / QUADS) * PITCH + quad] = vec4<f16>(z[y] * up);
-      }
-    }
-    workgroupBarrier();
-
-    for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-      for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
-        let at = halves_at + (WRITES + (x * KEY_TILES + min(state_tile + i, KEY_TILES - 1u)) * TILE) / 4u;
-        write[i * WRITE_STEPS + x] = coopLoad<MatrixLeft>(&halves[at], EDGE / 4u);
-      }
-    }
-    for (var y = 0u; y < CONTENT_ROUNDS; y++) {  // unrolled
-      z[y] = contents_at(next_rows.x, next_rows.y, identity, h, column, lid + y * THREADS);
-    }
-    rows = next_rows;
-    next_rows = table[min(chunk + 2u, last)].xy;
-    let next_floats = floats_base(next, head);
-    let next_powers = powers_at(next_floats);
-    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      decay[y] = floats[next_floats + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
     }
 
-    // (U; O).
-    var acc: array<MatrixSum, 64>;       // [rows][COLUMN_TILES]
-    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        acc[i * COLUMN_TILES + j] = MatrixSum();
-      }
+    // (X; Y). Sums over even and over odd tiles run side by side.
+    var acc: array<MatrixSum, 32>;       // [TILE_ROUNDS][2]
+    var a: array<MatrixLeft, 16>;
+    var b: array<MatrixRight, 16>;
+    for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
+      acc[2u * i] = MatrixSum();
+      acc[2u * i + 1u] = MatrixSum();
     }
-    for (var x = 0u; x < LEFT_TILES; x++) {  // unrolled
-      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        let at = x * EDGE * PITCH + j * EDGE / 4u;
-        let right = coopLoadT<MatrixRight>(&operand[at], PITCH);
-        for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(left[i * LEFT_TILES + x], right, acc[i * COLUMN_TILES + j]);
+    for (var number = 0u; number < LEFT_PARTS; number++) {  // unrolled
+      for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
+        let i = lid + y * THREADS;
+        if (i < LEFT_VECTORS) {
+          part[i] = left_part[y];
         }
       }
-    }
-    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        coopStoreT(acc[i * COLUMN_TILES + j], &sums[(row_tile + i) * EDGE * QUADS + j * EDGE / 4u], QUADS);
+      workgroupBarrier();
+      for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
+        let more = number + 1u < LEFT_PARTS;
+        left_part[y] = left_vector(select(next_halves, halves_at, more), select(0u, number + 1u, more), lid + y * THREADS);
       }
+      for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
+        let tile = min(i * GROUPS + subgroup, TILES - 1u);
+        for (var x = 0u; x < PART_ACROSS; x++) {  // unrolled
+          let at = (number * PART_ACROSS + x) * EDGE * PITCH + tile % COLUMN_TILES * EDGE / 4u;
+          a[x] = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * PART_ACROSS + x) * (TILE / 4u)], EDGE / 4u);
+          b[x] = coopLoadT<MatrixRight>(&operand[at], PITCH);
+        }
+        for (var x = 0u; x < PART_ACROSS; x++) {  // unrolled
+          acc[2u * i + x % 2u] = coopMultiplyAdd(a[x], b[x], acc[2u * i + x % 2u]);
+        }
+      }
+      if (number + 1u < LEFT_PARTS) {
+        workgroupBarrier();
+      }
+    }
+    for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
+      let tile = min(i * GROUPS + subgroup, TILES - 1u);
+      let at = tile / COLUMN_TILES * EDGE * QUADS + tile % COLUMN_TILES * EDGE / 4u;
+      acc[2u * i] = acc[2u * i] + acc[2u * i + 1u];
+      coopStoreT(acc[2u * i], &sums[at], QUADS);
+      // What stays of it: Y in the units of (A T) (Z - X), and nothing of X.
+      let y_unit = select(0.0, residual_unit / powers.y, tile / COLUMN_TILES * EDGE >= R);
+      acc[2u * i] = y_unit * acc[2u * i];
+      acc[2u * i + 1u] = MatrixSum();
     }
     workgroupBarrier();
 
+    // Z - X; Z is over the reads' power, as B is.
+    let z_unit = 1.0 / powers.y;
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if (i < R * QUADS) {
-        operand[i / QUADS * PITCH + quad] = vec4<f16>(sums[i] * powers.x);
+        residual[i / QUADS * PITCH + quad] = vec4<f16>((z[y] * up * z_unit - sums[i]) * residual_unit);
       }
     }
-    for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
+    for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
-      let t = i / QUADS;
-      if (!TRANSITION && t < min(count, CHUNK)) {
-        let x = sums[R * QUADS + i] * down * (params.scale * powers.w);
-        let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + i % QUADS * 4u;
-        for (var q = 0u; q < 4u; q++) {  // unrolled
-          if (column + i % QUADS * 4u + q < V) {
-            o[to + q] = Element(x[q]);
-          }
-        }
+      if (i < LOWER_VECTORS) {
+        part[i] = lower_part[y];
       }
     }
     for (var i = lid; i < VB; i += THREADS) {
       atomicStore(&largest[i], 0u);
     }
     workgroupBarrier();
+    for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
+      lower_part[y] = lower_vector(next_halves, lid + y * THREADS);
+    }
+    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
+      z[y] = contents_at(next_rows.x, next_rows.y, identity, h, column, lid + y * THREADS);
+    }
+    rows = next_rows;
+    next_rows = table[min(chunk + 2u, last)].xy;
 
-    halves_at = halves_base(next, head);
-    for (var i = 0u; i < ROWS_EACH; i++) {  // unrolled
-      for (var x = 0u; x < LEFT_TILES; x++) {  // unrolled
-        let at = halves_at + ((row_tile + i) * LEFT_TILES + x) * (TILE / 4u);
-        left[i * LEFT_TILES + x] = coopLoadT<MatrixLeft>(&halves[at], EDGE / 4u);
+    // (U; O).
+    for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
+      let tile = min(i * GROUPS + subgroup, TILES - 1u);
+      for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
+        let at = x * EDGE * PITCH + tile % COLUMN_TILES * EDGE / 4u;
+        a[x] = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * LOWER_TILES + x) * (TILE / 4u)], EDGE / 4u);
+        b[x] = coopLoadT<MatrixRight>(&residual[at], PITCH);
+      }
+      for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
+        acc[2u * i + x % 2u] = coopMultiplyAdd(a[x], b[x], acc[2u * i + x % 2u]);
+      }
+      let at = tile / COLUMN_TILES * EDGE * QUADS + tile % COLUMN_TILES * EDGE / 4u;
+      coopStoreT(acc[2u * i] + acc[2u * i + 1u], &sums[at], QUADS);
+    }
+    let next_powers = powers_at(next_floats);
+    let next_residual_unit = floats[next_floats + RESIDUAL_UNIT];
+    workgroupBarrier();
+
+    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
+      let i = lid + y * THREADS;
+      if (i < R * QUADS) {
+        residual[i / QUADS * PITCH + quad] = vec4<f16>(sums[i] * powers.x);
       }
     }
-
-    // The new state.
-    for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        acc[i * COLUMN_TILES + j] = MatrixSum();
-      }
+    // What the chunk adds to the state.
+    var add: array<MatrixSum, 32>;       // [STATE_TILE_ROUNDS][2]
+    for (var i = 0u; i < STATE_TILE_ROUNDS; i++) {  // unrolled
+      add[2u * i] = MatrixSum();
+      add[2u * i + 1u] = MatrixSum();
     }
-    for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
-      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        let right = coopLoadT<MatrixRight>(&operand[x * EDGE * PITCH + j * EDGE / 4u], PITCH);
-        for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-          acc[i * COLUMN_TILES + j] = coopMultiplyAdd(write[i * WRITE_STEPS + x], right, acc[i * COLUMN_TILES + j]);
+    for (var number = 0u; number < WRITE_PARTS; number++) {  // unrolled
+      for (var y = 0u; y < WRITE_ROUNDS; y++) {  // unrolled
+        let i = lid + y * THREADS;
+        if (i < WRITE_VECTORS) {
+          part[i] = write_part[y];
         }
       }
-    }
-    let back = powers.y / powers.x * powers.z;
-    powers = next_powers;
-    for (var i = 0u; i < STATE_EACH; i++) {  // unrolled
-      for (var j = 0u; j < COLUMN_TILES; j++) {  // unrolled
-        // Tiles beyond K have rows of their own, which nothing reads.
-        let at = (state_tile + i) * EDGE * QUADS + j * EDGE / 4u;
-        let sum = coopLoadT<MatrixSum>(&s[at], QUADS) + back * acc[i * COLUMN_TILES + j];
-        coopStoreT(sum, &s[at], QUADS);
+      if (number == 0u) {
+        let unit = params.scale * powers.w * powers.y / residual_unit;
+        for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
+          let i = lid + y * THREADS;
+          let t = i / QUADS;
+          if (!TRANSITION && t < min(count, CHUNK)) {
+            let x = sums[R * QUADS + i] * down * unit;
+            let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + quad * 4u;
+            for (var q = 0u; q < 4u; q++) {  // unrolled
+              if (column + quad * 4u + q < V) {
+                o[to + q] = Element(x[q]);
+              }
+            }
+          }
+        }
+      }
+      workgroupBarrier();
+      for (var y = 0u; y < WRITE_ROUNDS; y++) {  // unrolled
+        let more = number + 1u < WRITE_PARTS;
+        write_part[y] = write_vector(select(next_halves, halves_at, more), select(0u, number + 1u, more), lid + y * THREADS);
+      }
+      for (var i = 0u; i < STATE_TILE_ROUNDS; i++) {  // unrolled
+        let tile = min(i * GROUPS + subgroup, STATE_TILES - 1u);
+        for (var x = 0u; x < PART_STEPS; x++) {  // unrolled
+          let at = (number * PART_STEPS + x) * EDGE * PITCH + tile % COLUMN_TILES * EDGE / 4u;
+          a[x] = coopLoad<MatrixLeft>(&part[(x * KEY_TILES + tile / COLUMN_TILES) * (TILE / 4u)], EDGE / 4u);
+          b[x] = coopLoadT<MatrixRight>(&residual[at], PITCH);
+        }
+        for (var x = 0u; x < PART_STEPS; x++) {  // unrolled
+          add[2u * i + x % 2u] = coopMultiplyAdd(a[x], b[x], add[2u * i + x % 2u]);
+        }
+      }
+      if (number + 1u < WRITE_PARTS) {
+        workgroupBarrier();
       }
     }
+    for (var i = 0u; i < STATE_TILE_ROUNDS; i++) {  // unrolled
+      let tile = min(i * GROUPS + subgroup, STATE_TILES - 1u);
+      let at = tile / COLUMN_TILES * EDGE * QUADS + tile % COLUMN_TILES * EDGE / 4u;
+      coopStoreT(add[2u * i] + add[2u * i + 1u], &sums[at], QUADS);
+    }
     workgroupBarrier();
+    let back = powers.y / powers.x / residual_unit * powers.z;
+    powers = next_powers;
+    residual_unit = next_residual_unit;
+    halves_at = next_halves;
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      let i = min(lid + y * THREADS, (KP - 1u) * QUADS + quad);
+      kept[y] = kept[y] * decay[y] + sums[i] * back * down;
+      decay[y] = floats[next_floats + WHOLE_DECAY + i / QUADS];
+    }
   }
 
   if (piece.z == NOWHERE) {
     return;
   }
-  for (var i = lid; i < K * QUADS; i += THREADS) {
-    let d = i / QUADS;
+  for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+    let d = (lid + y * THREADS) / QUADS;
     for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = column + i % QUADS * 4u + q;
-      let x = s[i][q] * down[q];
+      let c = column + quad * 4u + q;
+      let x = kept[y][q];
       if (state_source == SOURCE_IDENTITY) {
-        if (c < K) {
+        if (c < K && d < K) {
           // Transposed, as the join reads it.
           state[params.transition_at + (target_state * K + c) * K + d] = x;
         }
-      } else if (c < V) {
+      } else if (c < V && d < K) {
         state[params.state_at + (target_state * K + d) * V + c] = x;
       }
     }

@@ -1,37 +1,39 @@
-// Matrix tier, pass 2 of 3, parallel over chunks and heads: what a chunk does to the state,
+// Matrix tier, pass 2 of 3, parallel over chunks and heads: T = (I + L)^-1 over A T, as `lower`, and the unit of U.
 //
-//   T = (I + L)^-1,  A T               in float32: small differences of entries near one matter here
-//   W = T B,  Q - A W = Q - (A T) B    on matrix units
-//
-// The 16x16 diagonal blocks of I + L are inverted by substitution, then pairs of blocks merged,
-// X_21 = -X_22 (L_21 X_11), 16 -> 32 -> 64.
+// In float32, since small differences of entries near one matter here. The 16x16 diagonal blocks of I + L are inverted by
+// substitution, then pairs of blocks merged, X_21 = -X_22 (L_21 X_11), 16 -> 32 -> 64.
 
 @group(0) @binding(12) var<storage, read_write> floats: array<vec4<f32>>;
 @group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
 const THREADS = 256u;
-override SUBGROUPS: u32 = 8u;
 const BLOCK = 16u;
-// Rows of T in vec4, one more than they hold, to spread the banks; the same for A transposed.
-override PITCH: u32 = R / 4u + 1u;
-override A_PITCH: u32 = CHUNK / 4u + 1u;
+override BLOCKS: u32 = R / BLOCK;
+// Rows of a block in vec4, one more than they hold, to spread the banks. Blocks above the diagonal are not kept.
+const PITCH = 5u;
+override WORK_SIZE: u32 = BLOCKS * (BLOCKS + 1u) / 2u * BLOCK * PITCH;
+// The same for A and A T.
+override MASKED_PITCH: u32 = R / 4u + 1u;
+override MASKED_SIZE: u32 = max(CHUNK * MASKED_PITCH, 256u);
 override TOKEN_GROUPS: u32 = THREADS / R;
-override TOKENS_EACH: u32 = (CHUNK / 4u + TOKEN_GROUPS - 1u) / TOKEN_GROUPS;  // in fours, at most 4
-override SIDE_SIZE: u32 = 576u;
-override WORK_SIZE: u32 = 1088u;
-override COLUMN_ROUNDS: u32 = (KEY_TILES + SUBGROUPS - 1u) / SUBGROUPS;
-override LOWER_TILES: u32 = R / EDGE;
-override LOWER_PITCH: u32 = R / 4u + 2u;
-override LOWER_SIZE: u32 = (R + CHUNK) * LOWER_PITCH;
+override TOKENS_EACH: u32 = (CHUNK + TOKEN_GROUPS - 1u) / TOKEN_GROUPS;  // at most 16
+override TRIANGLE_ROUNDS: u32 = (R * R / 4u + THREADS - 1u) / THREADS;
+override MASKED_ROUNDS: u32 = (CHUNK * R / 4u + THREADS - 1u) / THREADS;
 
-var<workgroup> work: array<vec4<f32>, WORK_SIZE>;  // L, then T, then two tiles a subgroup
-var<workgroup> lower: array<vec4<f16>, LOWER_SIZE>; // T over A T
-var<workgroup> side: array<vec4<f32>, SIDE_SIZE>;  // L_21 X_11, then A transposed [R][C], then A T [C][R]
-// Bits of max |T| and max |W|; with 16 bytes, whatever follows stays aligned as matrix loads need it.
-var<workgroup> largest: array<atomic<u32>, 4>;
+var<workgroup> work: array<vec4<f32>, WORK_SIZE>;      // L, then T
+var<workgroup> masked: array<vec4<f32>, MASKED_SIZE>;  // L_21 X_11, then A, then A T
+var<workgroup> largest: atomic<u32>;                   // bits of max |T|
 
-fn lower_triangle(x: vec4<f32>, r: u32, c: u32) -> vec4<f32> {
-  return select(vec4<f32>(), x, vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(r));
+// Elements c .. c + 3 of a row, of which those from `end` on are zeros.
+fn up_to(end: u32, x: vec4<f32>, c: u32) -> vec4<f32> {
+  return select(vec4<f32>(), x, vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(end));
+}
+
+// Where vec4 number `quad` of row r lies in `work`, on or below the diagonal's blocks.
+fn lower_at(r: u32, quad: u32) -> u32 {
+  let down = r / BLOCK;
+  let across = quad / (BLOCK / 4u);
+  return ((down * (down + 1u) / 2u + across) * BLOCK + r % BLOCK) * PITCH + quad % (BLOCK / 4u);
 }
 
 @compute @workgroup_size(THREADS)
@@ -39,40 +41,53 @@ fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) lid: u32,
-  @builtin(subgroup_id) subgroup: u32,
   @builtin(subgroup_invocation_id) lane: u32,
-  @builtin(subgroup_size) lanes: u32,
 ) {
   let item = group.y * groups.x + group.x;
   if (item >= params.chunk_count * params.head_count) {
     return;
   }
   let floats_at = floats_base(item / params.head_count, item % params.head_count) / 4u;
-  let halves_at = halves_base(item / params.head_count, item % params.head_count);
+  let halves_at = halves_base(item / params.head_count, item % params.head_count) + LOWER / 4u;
 
-  for (var i = lid; i < R * R / 4u; i += THREADS) {
-    let r = i / (R / 4u);
-    let c = i % (R / 4u);
-    work[r * PITCH + c] = lower_triangle(floats[floats_at + TRIANGLE / 4u + i], r, c * 4u);
+  // Everything that is read from scratch memory is asked for before any of it is used.
+  var triangle: array<vec4<f32>, 16>;  // [TRIANGLE_ROUNDS]
+  var rows: array<vec4<f32>, 16>;      // [MASKED_ROUNDS], of A
+  for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
+    triangle[y] = floats[floats_at + TRIANGLE / 4u + min(lid + y * THREADS, R * R / 4u - 1u)];
   }
-  if (lid < 2u) {
-    atomicStore(&largest[lid], 0u);
+  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
+    rows[y] = floats[floats_at + MASKED / 4u + min(lid + y * THREADS, CHUNK * R / 4u - 1u)];
+  }
+  for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
+    let r = (lid + y * THREADS) / (R / 4u);
+    let c = (lid + y * THREADS) % (R / 4u);
+    if (r < R && c * 4u < (r / BLOCK + 1u) * BLOCK) {
+      work[lower_at(r, c)] = up_to(r, triangle[y], c * 4u);
+    }
+  }
+  if (lid == 0u) {
+    atomicStore(&largest, 0u);
   }
   workgroupBarrier();
 
   // One thread a column of a diagonal block.
-  let corner = lid / BLOCK * (BLOCK * PITCH + BLOCK / 4u);
+  let corner = lower_at(lid / BLOCK * BLOCK, lid / BLOCK * (BLOCK / 4u));
   let j = lid % BLOCK;
   var x: array<f32, 16>;
   if (lid < R) {
     for (var r = 0u; r < BLOCK; r++) {  // unrolled
-      var sum = select(0.0, 1.0, r == j);
-      for (var m = 0u; m < BLOCK; m++) {  // unrolled
-        if (m < r) {
-          sum = fma(-work[corner + r * PITCH + m / 4u][m % 4u], x[m], sum);
+      x[r] = select(0.0, 1.0, r == j);
+    }
+    for (var r = 0u; r < BLOCK; r++) {  // unrolled
+      var sum = vec4<f32>(x[r], 0.0, 0.0, 0.0);
+      for (var m = 0u; m < 4u; m++) {  // unrolled
+        if (m * 4u < r) {
+          // (L is zero from the diagonal on, so that what x has there does not count.)
+          sum = fma(-work[corner + r * PITCH + m], vec4<f32>(x[m * 4u], x[m * 4u + 1u], x[m * 4u + 2u], x[m * 4u + 3u]), sum);
         }
       }
-      x[r] = sum;
+      x[r] = (sum.x + sum.y) + (sum.z + sum.w);
     }
   }
   workgroupBarrier();
@@ -93,15 +108,15 @@ fn main(
       var sum = vec4<f32>();
       if (row < R) {
         for (var m = column; m < across; m++) {
-          let l = work[row * PITCH + start / 4u + m];
-          let at = (start + m * 4u) * PITCH + start / 4u + column;
+          let l = work[lower_at(row, start / 4u + m)];
+          let at = lower_at(start + m * 4u, start / 4u + column);
           sum = fma(vec4<f32>(l.x), work[at], sum);
           sum = fma(vec4<f32>(l.y), work[at + PITCH], sum);
           sum = fma(vec4<f32>(l.z), work[at + 2u * PITCH], sum);
           sum = fma(vec4<f32>(l.w), work[at + 3u * PITCH], sum);
         }
       }
-      side[i] = sum;
+      masked[i] = sum;
     }
     workgroupBarrier();
     for (var i = lid; i < outputs; i += THREADS) {
@@ -112,150 +127,97 @@ fn main(
       if (row < R) {
         var sum = vec4<f32>();
         for (var m = 0u; m * 4u + start + size <= row; m++) {
-          let l = work[row * PITCH + (start + size) / 4u + m];
+          let l = work[lower_at(row, (start + size) / 4u + m)];
           let at = first + m * 4u * across + column;
-          sum = fma(vec4<f32>(-l.x), side[at], sum);
-          sum = fma(vec4<f32>(-l.y), side[at + across], sum);
-          sum = fma(vec4<f32>(-l.z), side[at + 2u * across], sum);
-          sum = fma(vec4<f32>(-l.w), side[at + 3u * across], sum);
+          sum = fma(vec4<f32>(-l.x), masked[at], sum);
+          sum = fma(vec4<f32>(-l.y), masked[at + across], sum);
+          sum = fma(vec4<f32>(-l.z), masked[at + 2u * across], sum);
+          sum = fma(vec4<f32>(-l.w), masked[at + 3u * across], sum);
         }
         // (A row of X_22 is only read by the outputs of the same row, in other columns.)
-        work[row * PITCH + start / 4u + column] = sum;
+        work[lower_at(row, start / 4u + column)] = sum;
       }
     }
     workgroupBarrier();
   }
 
-  // A transposed: a token sees the sub-steps of the tokens up to it.
-  for (var i = lid; i < CHUNK * R / 4u; i += THREADS) {
-    let t = i / (R / 4u);
-    let c = i % (R / 4u) * 4u;
-    let row = lower_triangle(floats[floats_at + MASKED / 4u + i], (t + 1u) * N, c);
-    for (var y = 0u; y < 4u; y++) {  // unrolled
-      side[(c + y) * A_PITCH + t / 4u][t % 4u] = row[y];
+  // A token sees the sub-steps of the tokens up to it.
+  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
+    let t = (lid + y * THREADS) / (R / 4u);
+    let c = (lid + y * THREADS) % (R / 4u);
+    if (t < CHUNK) {
+      masked[t * MASKED_PITCH + c] = up_to((t + 1u) * N, rows[y], c * 4u);
     }
   }
+  // T in float16; its elements above the diagonal are zeros.
+  var peak = 0.0;
+  for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
+    let r = (lid + y * THREADS) / (R / 4u);
+    let c = (lid + y * THREADS) % (R / 4u);
+    if (r < R) {
+      var t = vec4<f32>();
+      if (c * 4u <= r) {
+        t = work[lower_at(r, c)];
+      }
+      peak = max(peak, largest_of(t));
+      halves[halves_at + tiled(r, c * 4u, LOWER_TILES) / 4u] = vec4<f16>(t);
+    }
+  }
+  peak = subgroupMax(peak);
+  if (lane == 0u) {
+    atomicMax(&largest, bitcast<u32>(peak));
+  }
   workgroupBarrier();
-  // A T: a thread has one column and 4 TOKENS_EACH tokens.
+
+  // A T: a thread has one column and TOKENS_EACH tokens.
   let column = lid % R;
   let token = lid / R * TOKENS_EACH;
-  var sums: array<vec4<f32>, 4>;
+  let working = token < CHUNK && lid / R < TOKEN_GROUPS;
+  var seen: array<f32, 16>;
   for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
-    sums[t] = vec4<f32>();
+    seen[t] = 0.0;
   }
-  if (token * 4u < CHUNK && lid / R < TOKEN_GROUPS) {
-    for (var m = column / BLOCK * BLOCK; m < min((token + TOKENS_EACH) * 4u * N, R); m++) {
-      let y = work[m * PITCH + column / 4u][column % 4u];
+  if (working) {
+    for (var m = column / BLOCK * BLOCK; m < min((token + TOKENS_EACH) * N, R); m += 4u) {
+      let at = lower_at(m, column / 4u);
+      let y = vec4<f32>(
+        work[at][column % 4u],
+        work[at + PITCH][column % 4u],
+        work[at + 2u * PITCH][column % 4u],
+        work[at + 3u * PITCH][column % 4u],
+      );
       for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
-        sums[t] = fma(side[m * A_PITCH + min(token + t, CHUNK / 4u - 1u)], vec4<f32>(y), sums[t]);
+        let row = masked[min(token + t, CHUNK - 1u) * MASKED_PITCH + m / 4u];
+        seen[t] = fma(row.w, y.w, fma(row.z, y.z, fma(row.y, y.y, fma(row.x, y.x, seen[t]))));
       }
     }
   }
   workgroupBarrier();
-  if (lid / R < TOKEN_GROUPS) {
+  if (working) {
     for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
-      if (token + t < CHUNK / 4u) {
-        for (var y = 0u; y < 4u; y++) {  // unrolled
-          side[((token + t) * 4u + y) * (R / 4u) + column / 4u][column % 4u] = sums[t][y];
-        }
+      if (token + t < CHUNK) {
+        masked[(token + t) * MASKED_PITCH + column / 4u][column % 4u] = seen[t];
       }
     }
   }
-  workgroupBarrier();
-
-  // T over A T in float16; once more those of their columns that meet contents, there T over the reads' power, as W
-  // is, since U is their sum.
-  let reads_power = floats[floats_at + POWERS / 4u][POWERS % 4u];
-  var peak = 0.0;
-  for (var i = lid; i < (R + CHUNK) * R / 4u; i += THREADS) {
-    let r = i / (R / 4u);
-    let c = i % (R / 4u);
-    var y: vec4<f32>;
-    if (r < R) {
-      y = work[r * PITCH + c];
-    } else {
-      y = side[i - R * R / 4u];
-    }
-    lower[r * LOWER_PITCH + c] = vec4<f16>(y);
-  }
-  for (var i = lid; i < (R + CHUNK) * CF / 4u; i += THREADS) {
-    let r = i / (CF / 4u);
-    let content = i % (CF / 4u) * 4u;
-    var y: vec4<f32>;
-    for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = (content + q) / FACTORS * N + (content + q) % FACTORS * PATTERN + PATTERN - 1u;
-      if (r < R) {
-        y[q] = work[r * PITCH + c / 4u][c % 4u];
-      } else {
-        y[q] = side[(r - R) * (R / 4u) + c / 4u][c % 4u];
-      }
-    }
-    if (r < R) {
-      y /= reads_power;
-    }
-    peak = max(peak, largest_of(y));
-    halves[halves_at + tiled(r, KP + content, LEFT_TILES) / 4u] = vec4<f16>(y);
-  }
-  peak = subgroupMax(peak);
-  if (lane == 0u) {
-    atomicMax(&largest[0], bitcast<u32>(peak));
-  }
-  workgroupBarrier();
-
-  peak = 0.0;
-  for (var round = 0u; round < COLUMN_ROUNDS; round++) {
-    // A column of tiles each; subgroups without one repeat the last and keep nothing.
-    let tile_column = min(round * SUBGROUPS + subgroup, KEY_TILES - 1u);
-    var acc: array<MatrixSum, 16>;
-    for (var i = 0u; i < ROW_TILES; i++) {  // unrolled
-      acc[i] = MatrixSum();
-    }
-    for (var m = 0u; m < LOWER_TILES; m++) {  // unrolled
-      let right = coopLoadT<MatrixRight>(&halves[halves_at + (m * LEFT_TILES + tile_column) * (TILE / 4u)], EDGE / 4u);
-      for (var i = 0u; i < ROW_TILES; i++) {  // unrolled
-        // Right of the diagonal of T, and of the last sub-step that a token of A T sees, there are zeros. (Cooperative
-        // calls may not stand under an `if` like this; a loop of one turn or none may.)
-        let end = select((i + 1u) * EDGE, (max((i + 1u) * EDGE, R) - R) * N, i * EDGE >= R);
-        for (var y = m * EDGE; y < end; y += R) {
-          let left = coopLoadT<MatrixLeft>(&lower[i * EDGE * LOWER_PITCH + m * EDGE / 4u], LOWER_PITCH);
-          acc[i] = coopMultiplyAdd(left, right, acc[i]);
-        }
-      }
-    }
-    // Sums become halves by way of workgroup memory, two tiles a subgroup in turn.
-    let own = round * SUBGROUPS + subgroup < KEY_TILES;
-    for (var i = 0u; i < ROW_TILES; i++) {  // unrolled
-      let stage = ((i & 1u) * SUBGROUPS + subgroup) * (TILE / 4u);
-      coopStoreT(acc[i], &work[stage], EDGE / 4u);
-      workgroupBarrier();
-      if (own) {
-        for (var y = lane; y < TILE / 4u; y += lanes) {
-          let to = halves_at + (i * LEFT_TILES + tile_column) * (TILE / 4u) + y;
-          var z = -work[stage + y];
-          if (i * EDGE >= R) {
-            z = vec4<f32>(halves[to]) + z * reads_power;
-          }
-          peak = max(peak, largest_of(z));
-          halves[to] = vec4<f16>(z);
-        }
-      }
-    }
-    workgroupBarrier();
-  }
-  peak = subgroupMax(peak);
-  if (lane == 0u) {
-    atomicMax(&largest[1], bitcast<u32>(peak));
-  }
-  workgroupBarrier();
-  // |U| and |O| are at most 16 (KP max |W| + CF max |T|) where the scan scales |S| and |Z| to at most 16. The power
-  // of two that takes this below 2^15, where it is not already.
+  // |U| is at most R max |T| times the largest residual, which its own unit keeps below 2^15. The power of two that takes
+  // this below 2^15, where it is not already.
   if (lid == 0u) {
-    let bound = f32(KP) * bitcast<f32>(atomicLoad(&largest[1])) + f32(CF) * bitcast<f32>(atomicLoad(&largest[0]));
+    let residual = floats[floats_at + (RESIDUAL_UNIT + 1u) / 4u][(RESIDUAL_UNIT + 1u) % 4u];
+    let bound = f32(R) * bitcast<f32>(atomicLoad(&largest)) * residual;
     let exponent = bitcast<u32>(bound) >> 23u;
     var unit = 1.0;
-    if (exponent > 127u + 9u) {
-      unit = bitcast<f32>((127u + 127u + 9u - min(exponent, 254u)) << 23u);
+    if (exponent > 127u + 14u) {
+      unit = bitcast<f32>((127u + 127u + 14u - min(exponent, 254u)) << 23u);
     }
     floats[floats_at + UNIT / 4u].x = unit;
+  }
+  workgroupBarrier();
+  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
+    let t = (lid + y * THREADS) / (R / 4u);
+    let c = (lid + y * THREADS) % (R / 4u);
+    if (t < CHUNK) {
+      halves[halves_at + tiled(R + t, c * 4u, LOWER_TILES) / 4u] = vec4<f16>(masked[t * MASKED_PITCH + c]);
+    }
   }
 }

@@ -651,7 +651,7 @@ impl Kernels {
                 "portable: the device has no matrix units that the kernels can use",
             ));
         };
-        plan::matrix_chunk_shape(problem, settings.chunk, units, &self.limits)
+        plan::matrix_chunk_shape(problem, settings.chunk, units, &self.limits, self.width())
     }
 
     /// Tokens a chunk that a prefill takes.
@@ -665,7 +665,7 @@ impl Kernels {
     /// Whether a prefill can run on this device's matrix units.
     pub fn fits_matrix_units(&self, problem: &Problem, chunk: Option<usize>) -> bool {
         self.matrix.is_some_and(|units| {
-            plan::matrix_chunk_shape(problem, chunk, units, &self.limits).is_ok()
+            plan::matrix_chunk_shape(problem, chunk, units, &self.limits, self.width()).is_ok()
         })
     }
 
@@ -1522,15 +1522,10 @@ impl Kernels {
         if transition {
             constants.push(("TRANSITION", 1.0));
         }
-        let unrolled = match shape.and_then(|s| Some((s, s.matrix?))) {
-            Some((s, matrix)) => matrix.unrolled(
-                s.tokens,
-                s.substeps,
-                s.key_pad,
-                problem.rule.update().factors,
-            ),
-            None => Vec::new(),
-        };
+        let unrolled = shape
+            .and_then(|s| s.matrix)
+            .map(|matrix| matrix.unrolled())
+            .unwrap_or_default();
         let pipeline = self.pipeline(pass, variant, &constants, &unrolled)?;
         let entries: Vec<_> = list
             .iter()

@@ -50,23 +50,29 @@ impl MatrixUnits {
 pub struct MatrixShape {
     /// The device's units.
     pub units: MatrixUnits,
-    /// float32 words of scratch memory for one chunk of one head.
-    pub floats: usize,
-    /// Pairs of float16 of scratch memory for one chunk of one head.
-    pub halves: usize,
+    /// Tokens a chunk, `C`, and sub-steps, `R`.
+    tokens: usize,
+    substeps: usize,
+    /// `K` rounded up to a multiple of 16.
+    key_pad: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
-    /// Subgroups of the scan: each takes a share of the rows of `U` over `O`, and of those of `S`.
+    /// Subgroups of the scan.
     pub groups: usize,
-    /// Threads of the pairs pass.
-    pub pairs_threads: usize,
+    /// Parts in which the scan takes a chunk's `left` through workgroup memory, and `writes`.
+    pub parts: [usize; 2],
+    /// Successive tokens of a thread of the pairs pass.
+    pub run: usize,
 }
 
 /// Threads of the solve pass, as in `shaders/matrix_solve.wgsl`.
 const SOLVE_THREADS: usize = 256;
+/// Rows and columns of a block that the solve pass inverts by substitution.
+const BLOCK: usize = 16;
 
 impl MatrixShape {
-    /// The shape for chunks of `tokens` tokens.
+    /// The shape for chunks of `tokens` tokens, on a device that runs `width` workgroups of a scan in about the time of
+    /// one.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the passes do not fit the device.
@@ -75,47 +81,73 @@ impl MatrixShape {
         tokens: usize,
         units: MatrixUnits,
         limits: &wgpu::Limits,
+        width: usize,
+    ) -> Result<Self> {
+        // Workgroups of 32 columns are half as many as those of 16, and each takes about 1.45 times as long.
+        let waves = |columns: usize| {
+            let groups = problem.value_dim.div_ceil(columns) * problem.value_heads;
+            (groups * problem.sequences()).div_ceil(width.max(1)) as f64
+        };
+        let many = 1.45 * waves(32) < waves(16);
+        let wide = || Self::with_columns(problem, tokens, units, limits, 32);
+        match many.then(wide) {
+            Some(Ok(shape)) => Ok(shape),
+            _ => Self::with_columns(problem, tokens, units, limits, 16),
+        }
+    }
+
+    fn with_columns(
+        problem: &Problem,
+        tokens: usize,
+        units: MatrixUnits,
+        limits: &wgpu::Limits,
+        columns: usize,
     ) -> Result<Self> {
         let factors = problem.rule.update().factors;
         let n = problem.rule.update().substeps();
-        let (c, r, kp) = (tokens, n * tokens, problem.key_dim.next_multiple_of(16));
-        if r > 64 {
+        let substeps = n * tokens;
+        if substeps > 64 {
             return Err(Error::unsupported(
                 "chunk · sub-steps per token on matrix units",
                 format!("{tokens} · {n}"),
                 64,
             ));
         }
-        let contents = c * factors;
-        let pairs_threads = (kp / 4 * (c / 4)).next_multiple_of(64);
-        let row_tiles = (r + c) / units.edge;
-        let of = |groups| Self {
+        let whole = Self {
             units,
-            floats: (r + c) * r + kp + 4,
-            halves: ((r + c) * (kp + contents) + r * kp) / 2,
-            columns: 16,
-            groups,
-            pairs_threads,
+            tokens,
+            substeps,
+            key_pad: problem.key_dim.next_multiple_of(16),
+            columns,
+            // (Measured on one card.)
+            groups: (if columns == 16 { 192 } else { 256 } / units.subgroup).max(1),
+            parts: [1, 1],
+            run: 4,
         };
-        // Three subgroups were fastest on the one card measured; more where a subgroup's share would be too large.
-        let shape = [3, 2, 1]
-            .into_iter()
-            .chain(4..=row_tiles)
-            .filter(|&groups| row_tiles.is_multiple_of(groups))
-            .map(of)
-            .find(|shape| shape.fits_registers(c, r, kp, contents))
-            .ok_or_else(|| {
-                Error::unsupported(
-                    format!("key_dim on matrix units for chunks of {tokens}"),
-                    problem.key_dim,
-                    "what the registers of a subgroup hold",
-                )
-            })?;
         let memory = limits.max_compute_workgroup_storage_size as usize;
+        let divisors = |tiles: usize| (1..=tiles).filter(move |&parts| tiles.is_multiple_of(parts));
+        let (across, steps) = (whole.key_tiles(), substeps / units.edge);
+        // Few parts, since each is two barriers more.
+        let shape = divisors(across)
+            .flat_map(|left| divisors(steps).map(move |writes| [left, writes]))
+            .map(|parts| Self { parts, ..whole })
+            .filter(|shape| shape.scan_memory() <= memory && shape.fits_registers())
+            .min_by_key(|shape| shape.parts[0] + shape.parts[1])
+            .unwrap_or(Self {
+                parts: [across, steps],
+                ..whole
+            });
+        if !shape.fits_registers() {
+            return Err(Error::unsupported(
+                format!("key_dim on matrix units for chunks of {tokens}"),
+                problem.key_dim,
+                "what the registers of a subgroup hold",
+            ));
+        }
         for (what, bytes) in [
-            ("pairs", shape.pairs_memory(n, c, kp, factors)),
-            ("solve", shape.solve_memory(c, r)),
-            ("scan", shape.scan_memory(c, r, kp, contents)),
+            ("pairs", shape.pairs_memory(factors)),
+            ("solve", shape.solve_memory()),
+            ("scan", shape.scan_memory()),
         ] {
             if bytes > memory {
                 return Err(Error::unsupported(
@@ -125,7 +157,10 @@ impl MatrixShape {
                 ));
             }
         }
-        let threads = pairs_threads.max(SOLVE_THREADS).max(shape.scan_threads());
+        let threads = shape
+            .pairs_threads()
+            .max(SOLVE_THREADS)
+            .max(shape.scan_threads());
         let most = limits.max_compute_invocations_per_workgroup as usize;
         if threads > most {
             return Err(Error::unsupported(
@@ -137,148 +172,166 @@ impl MatrixShape {
         Ok(shape)
     }
 
+    /// float32 words of scratch memory for one chunk of one head, as in `shaders/matrix_chunk.wgsl`.
+    pub fn floats(&self) -> usize {
+        (self.substeps + self.tokens) * self.substeps + self.key_pad + 8
+    }
+
+    /// Pairs of float16 of scratch memory for one chunk of one head.
+    pub fn halves(&self) -> usize {
+        let rows = self.substeps + self.tokens;
+        (rows * (self.key_pad + self.substeps) + self.substeps * self.key_pad) / 2
+    }
+
+    /// Tiles across the channels.
+    fn key_tiles(&self) -> usize {
+        self.key_pad / self.units.edge
+    }
+
+    fn pairs_threads(&self) -> usize {
+        (self.key_pad / 4 * (self.tokens / self.run)).next_multiple_of(64)
+    }
+
     fn scan_threads(&self) -> usize {
         self.groups * self.units.subgroup
     }
 
-    /// Whether what an invocation of the scan holds fits the arrays of `shaders/matrix_scan.wgsl`.
-    fn fits_registers(&self, c: usize, r: usize, kp: usize, contents: usize) -> bool {
-        let edge = self.units.edge;
-        let rows = (r + c) / edge / self.groups;
-        let state = (kp / edge).div_ceil(self.groups);
-        let across = self.columns / edge;
-        let each = |count: usize| count.div_ceil(self.scan_threads());
-        rows * ((kp + contents) / edge) <= 128
-            && state * (r / edge) <= 128
-            && rows.max(state) * across <= 64
-            && each(kp * self.columns / 4) <= 64
-            && each(contents * self.columns / 4) <= 32
+    /// Tiles that a subgroup of the scan has of a product over all rows, and of the one that changes the state, at most.
+    fn scan_tiles(&self) -> [usize; 2] {
+        let across = self.columns / self.units.edge;
+        let each = |rows: usize| (rows / self.units.edge * across).div_ceil(self.groups);
+        [each(self.substeps + self.tokens), each(self.key_pad)]
     }
 
-    /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
-    fn pairs_memory(&self, n: usize, c: usize, kp: usize, factors: usize) -> usize {
-        let edge = self.units.edge;
-        let pitch = kp + 8;
-        let down = ((n + 1) * c / 2).next_multiple_of(edge);
-        let across = (n * c / 2).next_multiple_of(edge);
-        2 * (down + across) * pitch
-            + 4 * down * across
-            + 16 * (c / 4) * (kp / 4)
-            + 4 * (n * c + (2 + factors) * c)
-            + 4 * (kp / 4 * (c / 4)).next_multiple_of(64)
-            + 96
-    }
-
-    /// vec4s of the solve pass's two arrays, as `shaders/matrix_solve.wgsl` uses them.
-    fn solve_arrays(&self, c: usize, r: usize) -> [usize; 2] {
-        let tiles = 2 * SOLVE_THREADS / self.units.subgroup * self.units.edge.pow(2);
-        let mut merge = 1;
-        let mut size = 16;
-        while size < r {
-            merge = merge.max(r.div_ceil(2 * size) * size * size / 4);
-            size *= 2;
-        }
+    /// vec4s of float16 of a part of `left`, of `lower` and of a part of `writes`.
+    fn part_vectors(&self) -> [usize; 3] {
+        let rows = self.substeps + self.tokens;
         [
-            (r * (r / 4 + 1)).max(tiles / 4),
-            merge.max(r * (c / 4 + 1)).max(c * r / 4),
+            rows * self.key_pad / self.parts[0] / 4,
+            rows * self.substeps / 4,
+            self.substeps * self.key_pad / self.parts[1] / 4,
         ]
     }
 
-    fn solve_memory(&self, c: usize, r: usize) -> usize {
-        16 * self.solve_arrays(c, r).iter().sum::<usize>() + 2 * (r + c) * (r + 8) + 96
+    /// How often all threads of the scan take one of `count` things, so that each is taken.
+    fn rounds(&self, count: usize) -> usize {
+        count.div_ceil(self.scan_threads())
     }
 
-    fn state_rows(&self, kp: usize) -> usize {
-        (kp / self.units.edge).next_multiple_of(self.groups) * self.units.edge
+    /// Whether what an invocation of the scan holds fits the arrays of `shaders/matrix_scan.wgsl`.
+    fn fits_registers(&self) -> bool {
+        let quads = self.columns / 4;
+        let steps = self.substeps / self.units.edge;
+        self.scan_tiles().into_iter().all(|tiles| 2 * tiles <= 32)
+            && self
+                .part_vectors()
+                .into_iter()
+                .all(|n| self.rounds(n) <= 32)
+            && (self.key_tiles() / self.parts[0]).max(steps) <= 16
+            && self.rounds(self.key_pad * quads) <= 16
+            && self.rounds(self.substeps * quads) <= 16
     }
 
-    fn scan_memory(&self, c: usize, r: usize, kp: usize, contents: usize) -> usize {
-        4 * self.columns * (self.state_rows(kp) + r + c)
-            + 2 * (kp + contents).max(r) * (self.columns + 8)
+    /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
+    fn pairs_memory(&self, factors: usize) -> usize {
+        let (edge, half) = (self.units.edge, self.tokens / 2);
+        let n = self.substeps / self.tokens;
+        let pitch = self.key_pad + 8;
+        let down = ((n + 1) * half).next_multiple_of(edge);
+        let across = (n * half).next_multiple_of(edge);
+        2 * (down + across) * pitch
+            + 4 * down * across
+            + 16 * (self.tokens / self.run) * (self.key_pad / 4)
+            + 4 * (n + 2 + factors) * self.tokens
+            + 4 * self.pairs_threads()
+            + 128
+    }
+
+    fn solve_memory(&self) -> usize {
+        let blocks = self.substeps / BLOCK;
+        let work = blocks * (blocks + 1) / 2 * BLOCK * 5;
+        let masked = (self.tokens * (self.substeps / 4 + 1)).max(256);
+        16 * (work + masked) + 16
+    }
+
+    fn scan_memory(&self) -> usize {
+        let part = self.part_vectors().into_iter().max().unwrap_or(0);
+        let rows = (self.substeps + self.tokens).max(self.key_pad);
+        8 * part
+            + 4 * self.columns * rows
+            + 2 * (self.key_pad + self.substeps) * (self.columns + 8)
             + 96
     }
 
     /// No fewer loop iterations than an invocation of the scan needs for a chunk.
-    pub fn scan_iterations(&self, tokens: usize, substeps: usize, kp: usize) -> usize {
-        let (c, r, edge) = (tokens, substeps, self.units.edge);
-        // Each vec4 of S, Z, U and O up to five times (its components, some of them twice).
-        let elements = 5 * (2 * kp + 2 * r + 2 * c) * self.columns / 4;
-        let across = self.columns / edge;
-        let rows = (r + c) / edge / self.groups + 1;
-        let state = (kp / edge).div_ceil(self.groups) + 1;
-        elements.div_ceil(self.scan_threads())
-            + (kp + r) / edge * (rows + across * (rows + 1))
-            + r / edge * (state + across * (state + 1))
-            + 3 * across * (rows + state)
-            + 128
+    pub fn scan_iterations(&self) -> usize {
+        let (edge, kp) = (self.units.edge, self.key_pad);
+        let rows = self.substeps + self.tokens;
+        // Each vec4 of S, Z, U and O up to eight times (its components, some of them twice); those of the parts twice for
+        // each part.
+        let elements = 8 * (2 * kp + 2 * rows) * self.columns / 4;
+        let staged = 2 * (rows * (kp + self.substeps) + self.substeps * kp) / 4;
+        let [tiles, state_tiles] = self.scan_tiles();
+        let [left, writes] = self.parts;
+        self.rounds(elements + staged)
+            + 2 * tiles * (kp + self.substeps) / edge
+            + 2 * state_tiles * self.substeps / edge
+            + 8 * (tiles + state_tiles)
+            + 8 * (left + writes)
+            + 160
     }
 
     /// Bounds of the loops that are written out, see [`super::shaders::unroll`].
-    pub fn unrolled(
-        &self,
-        tokens: usize,
-        substeps: usize,
-        kp: usize,
-        factors: usize,
-    ) -> Vec<(&'static str, usize)> {
-        let edge = self.units.edge;
-        let contents = tokens * factors;
-        let rounds = |rows: usize| (rows * self.columns / 4).div_ceil(self.scan_threads());
-        let row_tiles = (substeps + tokens) / edge;
+    pub fn unrolled(&self) -> Vec<(&'static str, usize)> {
+        let [tiles, state_tiles] = self.scan_tiles();
+        let [left, lower, writes] = self.part_vectors();
+        let quads = self.columns / 4;
+        let steps = self.substeps / self.units.edge;
+        let solve = |count: usize| count.div_ceil(SOLVE_THREADS);
         vec![
-            ("ROW_TILES", row_tiles),
-            ("ROWS_EACH", row_tiles / self.groups),
-            ("STATE_EACH", (kp / edge).div_ceil(self.groups)),
-            ("COLUMN_TILES", self.columns / edge),
-            ("LEFT_TILES", (kp + contents) / edge),
-            ("WRITE_STEPS", substeps / edge),
-            ("STATE_ROUNDS", rounds(kp)),
-            ("CONTENT_ROUNDS", rounds(contents)),
-            ("OUTPUT_ROUNDS", rounds(tokens)),
-            ("U_ROUNDS", rounds(substeps)),
+            ("TILE_ROUNDS", tiles),
+            ("STATE_TILE_ROUNDS", state_tiles),
+            ("LEFT_PARTS", self.parts[0]),
+            ("WRITE_PARTS", self.parts[1]),
+            ("PART_ACROSS", self.key_tiles() / self.parts[0]),
+            ("PART_STEPS", steps / self.parts[1]),
+            ("LOWER_TILES", steps),
+            ("LEFT_ROUNDS", self.rounds(left)),
+            ("LOWER_ROUNDS", self.rounds(lower)),
+            ("WRITE_ROUNDS", self.rounds(writes)),
+            ("STATE_ROUNDS", self.rounds(self.key_pad * quads)),
+            ("U_ROUNDS", self.rounds(self.substeps * quads)),
+            ("OUTPUT_ROUNDS", self.rounds(self.tokens * quads)),
+            ("TRIANGLE_ROUNDS", solve(self.substeps * self.substeps / 4)),
+            ("MASKED_ROUNDS", solve(self.tokens * self.substeps / 4)),
             (
                 "TOKENS_EACH",
-                (tokens / 4).div_ceil(SOLVE_THREADS / substeps),
+                self.tokens.div_ceil(SOLVE_THREADS / self.substeps),
             ),
-            ("N", substeps / tokens),
-            ("LOWER_TILES", substeps / edge),
-            ("RUN", 4),
-            ("BLOCK", 16),
+            ("N", self.substeps / self.tokens),
+            ("RUN", self.run),
+            ("BLOCK", BLOCK),
         ]
     }
 
     /// Override constants of a pass of this tier, beyond those of the problem.
-    pub fn constants(
-        &self,
-        pass: Pass,
-        tokens: usize,
-        substeps: usize,
-        kp: usize,
-    ) -> Vec<(&'static str, f64)> {
-        let mut out = vec![("CHUNK", tokens as f64), ("KP", kp as f64)];
+    pub fn constants(&self, pass: Pass) -> Vec<(&'static str, f64)> {
+        let mut out = vec![("CHUNK", self.tokens), ("KP", self.key_pad)];
         match pass {
             Pass::MatrixPairs => out.extend([
-                ("THREADS", self.pairs_threads as f64),
-                (
-                    "SUBGROUPS",
-                    (self.pairs_threads / self.units.subgroup) as f64,
-                ),
+                ("THREADS", self.pairs_threads()),
+                ("SUBGROUPS", self.pairs_threads() / self.units.subgroup),
+                ("RUN", self.run),
             ]),
-            Pass::MatrixSolve => {
-                let subgroups = SOLVE_THREADS / self.units.subgroup;
-                let [work, side] = self.solve_arrays(tokens, substeps);
-                out.extend([
-                    ("SUBGROUPS", subgroups as f64),
-                    ("WORK_SIZE", work as f64),
-                    ("SIDE_SIZE", side as f64),
-                ]);
-            }
+            Pass::MatrixSolve => {}
             _ => out.extend([
-                ("VB", self.columns as f64),
-                ("THREADS", self.scan_threads() as f64),
-                ("GROUPS", self.groups as f64),
+                ("VB", self.columns),
+                ("THREADS", self.scan_threads()),
+                ("GROUPS", self.groups),
+                ("LEFT_PARTS", self.parts[0]),
+                ("WRITE_PARTS", self.parts[1]),
             ]),
         }
-        out
+        out.into_iter().map(|(name, x)| (name, x as f64)).collect()
     }
 }

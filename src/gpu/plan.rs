@@ -102,9 +102,9 @@ impl Step {
                 (0..words, words..words)
             }
             Some(matrix) => {
-                let words = count * matrix.floats as u64;
+                let words = count * matrix.floats() as u64;
                 let start = words.next_multiple_of(64);
-                (0..words, start..start + count * matrix.halves as u64)
+                (0..words, start..start + count * matrix.halves() as u64)
             }
         }
     }
@@ -141,7 +141,7 @@ pub fn chunk_shape(problem: &Problem, asked: Option<usize>) -> Result<ChunkShape
     })
 }
 
-/// The same for the matrix tier: what was asked for, or the largest that fits the device.
+/// The same for the matrix tier: what was asked for, or the largest that fits the device, `width` workgroups wide.
 ///
 /// # Errors
 /// [`Error::Unsupported`] where none fits.
@@ -150,13 +150,14 @@ pub fn matrix_chunk_shape(
     asked: Option<usize>,
     units: MatrixUnits,
     limits: &wgpu::Limits,
+    width: usize,
 ) -> Result<ChunkShape> {
     if let Some(c) = asked.filter(|c| !CHUNK_SIZES.contains(c)) {
         return Err(Error::unsupported("chunk", c, "one of 16, 32, 64"));
     }
     let lengths = (0..problem.sequences()).map(|i| problem.sequence(i).len());
     let longest = lengths.max().unwrap_or(0);
-    let shape = |c| ChunkShape::on_matrix_units(problem, c, units, limits);
+    let shape = |c| ChunkShape::on_matrix_units(problem, c, units, limits, width);
     match asked {
         Some(c) => shape(c),
         None => {

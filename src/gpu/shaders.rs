@@ -536,7 +536,7 @@ impl ChunkShape {
         })
     }
 
-    /// The shape for chunks of `tokens` on matrix units.
+    /// The shape for chunks of `tokens` on matrix units, see [`MatrixShape::new`].
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] where the passes do not fit the device.
@@ -545,9 +545,10 @@ impl ChunkShape {
         tokens: usize,
         units: MatrixUnits,
         limits: &wgpu::Limits,
+        width: usize,
     ) -> Result<Self> {
         let update = problem.rule.update();
-        let matrix = MatrixShape::new(problem, tokens, units, limits)?;
+        let matrix = MatrixShape::new(problem, tokens, units, limits, width)?;
         Ok(Self {
             tokens,
             substeps: update.substeps() * tokens,
@@ -557,7 +558,7 @@ impl ChunkShape {
             shared_rows: 0,
             fold_channels: 0,
             tail: 0,
-            stride: matrix.floats + matrix.halves,
+            stride: matrix.floats() + matrix.halves(),
             matrix: Some(matrix),
         })
     }
@@ -589,7 +590,7 @@ pub const MAX_ITERATIONS: usize = 60_000;
 /// one to load and one to multiply a tile, and what is around them.
 pub fn scan_iterations(shape: &ChunkShape) -> usize {
     if let Some(matrix) = &shape.matrix {
-        return matrix.scan_iterations(shape.tokens, shape.substeps, shape.key_pad);
+        return matrix.scan_iterations();
     }
     192 + (shape.key_pad + shape.contents) / 16 + shape.substeps / 8
 }
@@ -682,8 +683,8 @@ pub fn constants(
             ("CONTENT_1", content(second.content)),
         ]);
     }
-    if let Some((chunk, matrix)) = chunk.and_then(|c| Some((c, c.matrix?))) {
-        out.extend(matrix.constants(pass, chunk.tokens, chunk.substeps, chunk.key_pad));
+    if let Some(matrix) = chunk.and_then(|c| c.matrix) {
+        out.extend(matrix.constants(pass));
         return out;
     }
     if let Some(chunk) = chunk.filter(|_| pass != Pass::Decode) {

@@ -176,13 +176,7 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                         pass,
                         variant,
                         constants,
-                        loops: shape
-                            .zip(matrix)
-                            .map(|(s, m)| {
-                                let factors = problem.rule.update().factors;
-                                m.unrolled(s.tokens, s.substeps, s.key_pad, factors)
-                            })
-                            .unwrap_or_default(),
+                        loops: matrix.map(|m| m.unrolled()).unwrap_or_default(),
                     });
                 }
             }
@@ -200,10 +194,14 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                 }
                 for chunk in CHUNK_SIZES {
                     for (units, limits) in matrix_devices().into_iter().filter(|_| matrix_tier) {
-                        let shape = ChunkShape::on_matrix_units(problem, chunk, units, &limits);
-                        let Ok(shape) = shape else { continue };
-                        for pass in Pass::ALL.into_iter().filter(|p| p.is_matrix()) {
-                            add(pass, problem, Some(&shape));
+                        // With 32 columns a workgroup, and with 16.
+                        for width in [1, 128] {
+                            let shape =
+                                ChunkShape::on_matrix_units(problem, chunk, units, &limits, width);
+                            let Ok(shape) = shape else { continue };
+                            for pass in Pass::ALL.into_iter().filter(|p| p.is_matrix()) {
+                                add(pass, problem, Some(&shape));
+                            }
                         }
                     }
                     if matrix_tier {
