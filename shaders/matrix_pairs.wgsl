@@ -17,14 +17,11 @@
 @group(0) @binding(12) var<storage, read_write> floats: array<f32>;
 @group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
-// The channels go through workgroup memory in slabs, so that it holds more workgroups at a time. A thread holds four
-// channels of each slab, of RUN successive tokens, at most 4.
-override SLABS: u32 = 2u;
-override SLAB: u32 = KP / SLABS;
+// A thread holds four channels of RUN successive tokens, at most 4.
 override RUN: u32 = 4u;
-override THREADS: u32 = 128u;
-override SUBGROUPS: u32 = 4u;
-override QUADS: u32 = SLAB / 4u;
+override THREADS: u32 = 256u;
+override SUBGROUPS: u32 = 8u;
+override QUADS: u32 = KP / 4u;
 override RUNS: u32 = CHUNK / RUN;
 override LEVELS: u32 = firstTrailingBit(CHUNK);
 
@@ -32,12 +29,9 @@ override HALF: u32 = CHUNK / 2u;
 // Rows (reads and the query of HALF tokens) and columns (their writes) of a product, in tiles.
 override DOWN: u32 = ((N + 1u) * HALF + EDGE - 1u) / EDGE;
 override ACROSS: u32 = (N * HALF + EDGE - 1u) / EDGE;
-override PRODUCT_ROUNDS: u32 = (DOWN * ACROSS + SUBGROUPS - 1u) / SUBGROUPS;
-override SLAB_TILES: u32 = SLAB / EDGE;
-// Products that are summed over the slabs together.
-const BATCH = 3u;
+override ROUNDS: u32 = (DOWN * ACROSS + SUBGROUPS - 1u) / SUBGROUPS;
 // vec4 a row; 8 halves more than it holds, to spread the banks.
-override PITCH: u32 = SLAB / 4u + 2u;
+override PITCH: u32 = KP / 4u + 2u;
 override ROWS_SIZE: u32 = DOWN * EDGE * PITCH;
 override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
 override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE;
@@ -53,7 +47,7 @@ override NORM_TOKENS: u32 = CHUNK;
 var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;
 var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;
 var<workgroup> products: array<f32, PRODUCTS_SIZE>;
-var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;  // decay over each run, of a slab
+var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;  // decay over each run
 var<workgroup> gate: array<f32, GATE_COUNT>;           // [token][sub-step]
 // Bits of the largest read, write (without its gate) and query of the chunk; four words, to keep what follows aligned.
 var<workgroup> largest: array<atomic<u32>, 4>;
@@ -98,33 +92,29 @@ fn main(
   if (NORMALIZE) {
     compute_norms(first, count, h, lid);
   }
-  // This thread's channels, d .. d + 3 of a slab, of tokens run RUN .. run RUN + RUN - 1. What is not there is read from the
-  // last token and dropped: loads without branches overlap.
+  // This thread's channels d .. d + 3 of tokens run RUN .. run RUN + RUN - 1. What is not there is read from the last token
+  // and dropped: loads without branches overlap.
   let quad = lid % QUADS;
   let run = lid / QUADS;
+  let d = quad * 4u;
   let working = run < RUNS;
-  var alpha: array<vec4<f32>, 32>;  // [SLABS][RUN]
-  var total: array<vec4<f32>, 16>;  // [SLABS]
+  var alpha: array<vec4<f32>, 4>;
+  var total = vec4<f32>(1.0);
   var peak = vec3<f32>();
-  for (var slab = 0u; slab < SLABS; slab++) {  // unrolled
-    let d = slab * SLAB + quad * 4u;
-    total[slab] = vec4<f32>(1.0);
-    for (var t = 0u; t < RUN; t++) {  // unrolled
-      let at = min(run * RUN + t, count - 1u);
-      let live = working && run * RUN + t < count;
-      let x = select(vec4<f32>(1.0), alpha_four_at(first + at, h, d), live);
-      alpha[slab * RUN + t] = x;
-      total[slab] *= x;
-      // (Dead tokens repeat the last, which changes no maximum.)
-      peak.z = max(peak.z, largest_of(query_four_at(first + at, at, h, d)));
-      for (var i = 0u; i < N; i++) {  // unrolled
-        peak.x = max(peak.x, largest_of(read_four_at(first + at, at, i, h, d)));
-        peak.y = max(peak.y, largest_of(write_four_at(first + at, at, i, h, d)));
-      }
+  for (var t = 0u; t < RUN; t++) {  // unrolled
+    let at = min(run * RUN + t, count - 1u);
+    let live = working && run * RUN + t < count;
+    alpha[t] = select(vec4<f32>(1.0), alpha_four_at(first + at, h, d), live);
+    total *= alpha[t];
+    // (Dead tokens repeat the last, which changes no maximum.)
+    peak.z = max(peak.z, largest_of(query_four_at(first + at, at, h, d)));
+    for (var i = 0u; i < N; i++) {  // unrolled
+      peak.x = max(peak.x, largest_of(read_four_at(first + at, at, i, h, d)));
+      peak.y = max(peak.y, largest_of(write_four_at(first + at, at, i, h, d)));
     }
   }
   if (working) {
-    totals[lid] = total[0u];
+    totals[lid] = total;
   }
   // (After the rest has been asked for, since the first word that is stored waits for its load.)
   for (var i = lid; i < GATE_COUNT; i += THREADS) {
@@ -149,84 +139,29 @@ fn main(
   let writes_exponent = exponent_of(1u, -24);
   let query_exponent = exponent_of(2u, -24) + max(writes_exponent, 0);
 
-  // Reads and queries decayed from the start of the chunk, writes to its end; and how far a channel decays over half of a
-  // block of each size, at most.
-  var smallest = vec4<f32>(1.0);
-  for (var slab = 0u; slab < SLABS; slab++) {  // unrolled
-    let d = slab * SLAB + quad * 4u;
-    if (slab > 0u) {
-      workgroupBarrier();
-      if (working) {
-        totals[lid] = total[slab];
-      }
-      workgroupBarrier();
-    }
-    for (var b = 0u; b < 4u; b++) {  // unrolled
-      let half_block = 1u << b;
-      if (half_block <= RUN) {
-        var product = vec4<f32>(1.0);
-        for (var t = 0u; t < RUN; t++) {  // unrolled
-          product *= alpha[slab * RUN + t];
-          if ((t + 1u) % half_block == 0u) {
-            smallest[b] = min(smallest[b], min(min(product.x, product.y), min(product.z, product.w)));
-            product = vec4<f32>(1.0);
-          }
-        }
-      } else if (working && run % max(half_block / RUN, 1u) == 0u && (run + half_block / RUN) <= RUNS) {
-        var product = total[slab];
-        for (var i = 1u; i < half_block / RUN; i++) {
-          product *= totals[(run + i) * QUADS + quad];
-        }
-        smallest[b] = min(smallest[b], min(min(product.x, product.y), min(product.z, product.w)));
-      }
-    }
-    if (working) {
-      var from_start = vec4<f32>(1.0);
-      for (var i = 0u; i < run; i++) {
-        from_start *= totals[i * QUADS + quad];
-      }
-      var to_end = vec4<f32>(1.0);
-      for (var i = run + 1u; i < RUNS; i++) {
-        to_end *= totals[i * QUADS + quad];
-      }
-      if (run == 0u) {
-        let whole = total[slab] * to_end;
-        for (var c = 0u; c < 4u; c++) {  // unrolled
-          floats[floats_at + WHOLE_DECAY + d + c] = whole[c];
-        }
-      }
-      for (var t = 0u; t < RUN; t++) {  // unrolled
-        let in_chunk = run * RUN + t;
-        let at = min(in_chunk, count - 1u);
-        let there = select(0.0, 1.0, in_chunk < count);
-        let before = from_start;
-        from_start *= alpha[slab * RUN + t];
-        for (var i = 0u; i < N; i++) {  // unrolled
-          let decay = select(from_start, before, UNDECAYED && i == 0u) * (there * power(-reads_exponent));
-          let x = read_four_at(first + at, at, i, h, d) * decay;
-          halves[halves_at + tiled(in_chunk * N + i, d, KEY_TILES) / 4u] = vec4<f16>(x);
-        }
-        let x = query_four_at(first + at, at, h, d) * (from_start * (there * power(-query_exponent)));
-        halves[halves_at + tiled(R + in_chunk, d, KEY_TILES) / 4u] = vec4<f16>(x);
-      }
-      for (var back = 0u; back < RUN; back++) {  // unrolled
-        let t = RUN - 1u - back;
-        let in_chunk = run * RUN + t;
-        let at = min(in_chunk, count - 1u);
-        let there = select(0.0, 1.0, in_chunk < count);
-        for (var i = 0u; i < N; i++) {  // unrolled
-          let row = in_chunk * N + i;
-          let x = write_four_at(first + at, at, i, h, d) * (to_end * (gate[row] * (there * power(-writes_exponent))));
-          halves[halves_at + (WRITES + tiled(row, d, KEY_TILES)) / 4u] = vec4<f16>(x);
-        }
-        to_end *= alpha[slab * RUN + t];
-      }
-    }
-  }
+  // How far a channel decays over half of a block of each size, at most.
   for (var b = 0u; b < 4u; b++) {  // unrolled
-    let least_of_all = subgroupMin(smallest[b]);
+    let half_block = 1u << b;
+    var smallest = 1.0;
+    if (half_block <= RUN) {
+      var product = vec4<f32>(1.0);
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        product *= alpha[t];
+        if ((t + 1u) % half_block == 0u) {
+          smallest = min(smallest, min(min(product.x, product.y), min(product.z, product.w)));
+          product = vec4<f32>(1.0);
+        }
+      }
+    } else if (working && run % max(half_block / RUN, 1u) == 0u) {
+      var product = total;
+      for (var i = 1u; i < half_block / RUN; i++) {
+        product *= totals[(run + i) * QUADS + quad];
+      }
+      smallest = min(min(product.x, product.y), min(product.z, product.w));
+    }
+    smallest = subgroupMin(smallest);
     if (lane == 0u) {
-      atomicMin(&least[b], bitcast<u32>(least_of_all));
+      atomicMin(&least[b], bitcast<u32>(smallest));
     }
   }
   workgroupBarrier();
@@ -247,186 +182,198 @@ fn main(
     floats[floats_at + RESIDUAL_UNIT + 1u] = power(min(bound, 15));
   }
   let base = workgroupUniformLoad(&chosen).x;
+
+  var query: array<vec4<f16>, 4>;
+  var read: array<vec4<f16>, 16>;   // [N][RUN]
+  var write: array<vec4<f16>, 16>;  // [N][RUN], without gates
+  for (var t = 0u; t < RUN; t++) {  // unrolled
+    let at = min(run * RUN + t, count - 1u);
+    let there = select(0.0, 1.0, working && run * RUN + t < count);
+    query[t] = vec4<f16>(query_four_at(first + at, at, h, d) * (there * power(-query_exponent)));
+    for (var i = 0u; i < N; i++) {  // unrolled
+      read[i * RUN + t] = vec4<f16>(read_four_at(first + at, at, i, h, d) * (there * power(-reads_exponent)));
+      write[i * RUN + t] = vec4<f16>(write_four_at(first + at, at, i, h, d) * (there * power(-writes_exponent)));
+    }
+  }
   // What L and A were divided by on top of what stays.
   let triangle_power = power(reads_exponent + writes_exponent);
   let masked_power = power(writes_exponent);
 
-  for (var start = base; start < LEVELS + 2u; start += BATCH) {
-    var acc: array<MatrixSum, 48>;  // [BATCH][PRODUCT_ROUNDS]
-    for (var i = 0u; i < BATCH * PRODUCT_ROUNDS; i++) {  // unrolled
-      acc[i] = MatrixSum();
+  // Reads and queries decayed from the start of the chunk, writes to its end.
+  if (working) {
+    var from_start = vec4<f32>(1.0);
+    for (var i = 0u; i < run; i++) {
+      from_start *= totals[i * QUADS + quad];
     }
-    for (var slab = 0u; slab < SLABS; slab++) {  // unrolled
-      let d = slab * SLAB + quad * 4u;
-      var query: array<vec4<f16>, 4>;
-      var read: array<vec4<f16>, 16>;   // [N][RUN]
-      var write: array<vec4<f16>, 16>;  // [N][RUN], without gates
-      if (working) {
-        totals[lid] = total[slab];
-        for (var t = 0u; t < RUN; t++) {  // unrolled
-          let at = min(run * RUN + t, count - 1u);
-          let there = select(0.0, 1.0, run * RUN + t < count);
-          query[t] = vec4<f16>(query_four_at(first + at, at, h, d) * (there * power(-query_exponent)));
-          for (var i = 0u; i < N; i++) {  // unrolled
-            read[i * RUN + t] = vec4<f16>(read_four_at(first + at, at, i, h, d) * (there * power(-reads_exponent)));
-            write[i * RUN + t] = vec4<f16>(write_four_at(first + at, at, i, h, d) * (there * power(-writes_exponent)));
-          }
-        }
-      }
-      workgroupBarrier();
-      for (var number = 0u; number < BATCH; number++) {  // unrolled
-        let level = start + number;
-        let within = level >= LEVELS;  // the pairs within a block of base levels, of either half of the tokens
-        let second = level == LEVELS + 1u;
-        if (working && within) {
-          if (level < LEVELS + 2u && (run * RUN >= HALF) == second) {
-            // Decay from the start of a block, over that to its middle.
-            let inside = (1u << base) - 1u;
-            var from_start = vec4<f32>(1.0);
-            var to_middle = vec4<f32>(1.0);
-            let in_run = inside < RUN;  // or in several whole ones
-            if (!in_run) {
-              let block = run * RUN >> base << base;
-              for (var i = block / RUN; i < run; i++) {
-                from_start *= totals[i * QUADS + quad];
-              }
-              for (var i = block / RUN; (i + 1u) * RUN <= block + (inside + 1u) / 2u; i++) {
-                to_middle *= totals[i * QUADS + quad];
-              }
-            }
-            for (var t = 0u; t < RUN; t++) {  // unrolled
-              let in_chunk = run * RUN + t;
-              if ((in_chunk & inside) == 0u) {
-                from_start = vec4<f32>(1.0);
-              }
-              if (in_run) {
-                to_middle = vec4<f32>(1.0);
-                for (var s = 0u; s < RUN; s++) {  // unrolled
-                  let before_middle = (s >> base) == (t >> base) && (s & inside) < (inside + 1u) / 2u;
-                  to_middle *= select(vec4<f32>(1.0), alpha[slab * RUN + s], before_middle);
-                }
-              }
-              let before = from_start / to_middle;
-              from_start *= alpha[slab * RUN + t];
-              var factor = from_start / to_middle;
-              var back = to_middle / from_start;
-              if (base == 0u) {
-                factor = vec4<f32>(1.0);
-                back = vec4<f32>(1.0);
-              }
-              let at = in_chunk % HALF * PITCH + quad;
-              for (var i = 0u; i < N; i++) {  // unrolled
-                // A read before the token's own decay sees one factor less.
-                let decay = select(factor, before, UNDECAYED && i == 0u);
-                rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
-                columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * back);
-              }
-              rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
-            }
-          }
-        } else if (working) {
-          // Blocks of this level may be longer than a run: what lies before and after this one in its block.
-          let ones = (1u << level) - 1u;
-          let block = (run * RUN) >> level;
-          var factor = vec4<f32>(1.0);
-          for (var i = (block << level) / RUN; i < run; i++) {
-            factor *= totals[i * QUADS + quad];
-          }
-          for (var t = 0u; t < RUN; t++) {  // unrolled
-            let in_chunk = run * RUN + t;
-            if ((in_chunk & ones) == 0u) {
-              factor = vec4<f32>(1.0);
-            }
-            let before = factor;
-            factor *= alpha[slab * RUN + t];
-            if (((in_chunk >> level) & 1u) == 1u) {
-              let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
-              for (var i = 0u; i < N; i++) {  // unrolled
-                let decay = select(factor, before, UNDECAYED && i == 0u);
-                rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
-              }
-              rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
-            }
-          }
-          factor = vec4<f32>(1.0);
-          for (var i = run + 1u; i * RUN < (block + 1u) << level; i++) {
-            factor *= totals[i * QUADS + quad];
-          }
-          for (var back = 0u; back < RUN; back++) {  // unrolled
-            let t = RUN - 1u - back;
-            let in_chunk = run * RUN + t;
-            if (((in_chunk + 1u) & ones) == 0u) {
-              factor = vec4<f32>(1.0);
-            }
-            if (((in_chunk >> level) & 1u) == 0u) {
-              let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
-              for (var i = 0u; i < N; i++) {  // unrolled
-                columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * factor);
-              }
-            }
-            factor *= alpha[slab * RUN + t];
-          }
-        }
-        workgroupBarrier();
-
-        // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one. (And
-        // a last batch that has fewer products goes on with what is there.)
-        for (var round = 0u; round < PRODUCT_ROUNDS; round++) {  // unrolled
-          let tile = min(round * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
-          let rows_at = tile / ACROSS * EDGE * PITCH;
-          let columns_at = tile % ACROSS * EDGE * PITCH;
-          for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
-            let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 4u], PITCH);
-            let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 4u], PITCH);
-            acc[number * PRODUCT_ROUNDS + round] = coopMultiplyAdd(left, right, acc[number * PRODUCT_ROUNDS + round]);
-          }
-        }
-        workgroupBarrier();
+    var to_end = vec4<f32>(1.0);
+    for (var i = run + 1u; i < RUNS; i++) {
+      to_end *= totals[i * QUADS + quad];
+    }
+    if (run == 0u) {
+      let whole = total * to_end;
+      for (var c = 0u; c < 4u; c++) {  // unrolled
+        floats[floats_at + WHOLE_DECAY + d + c] = whole[c];
       }
     }
-
-    for (var number = 0u; number < BATCH; number++) {  // unrolled
-      for (var round = 0u; round < PRODUCT_ROUNDS; round++) {  // unrolled
-        let tile = min(round * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
-        coopStoreT(acc[number * PRODUCT_ROUNDS + round], &products[tile * TILE], EDGE);
+    for (var t = 0u; t < RUN; t++) {  // unrolled
+      let in_chunk = run * RUN + t;
+      let before = from_start;
+      from_start *= alpha[t];
+      for (var i = 0u; i < N; i++) {  // unrolled
+        let decay = select(from_start, before, UNDECAYED && i == 0u);
+        let row = in_chunk * N + i;
+        halves[halves_at + tiled(row, d, KEY_TILES) / 4u] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
       }
-      workgroupBarrier();
-      let level = start + number;
-      if (level < LEVELS + 2u) {
-        keep(level, base, lid, floats_at, triangle_power, masked_power);
+      halves[halves_at + tiled(R + in_chunk, d, KEY_TILES) / 4u] = vec4<f16>(vec4<f32>(query[t]) * from_start);
+    }
+    for (var back = 0u; back < RUN; back++) {  // unrolled
+      let t = RUN - 1u - back;
+      let in_chunk = run * RUN + t;
+      for (var i = 0u; i < N; i++) {  // unrolled
+        let row = in_chunk * N + i;
+        let x = vec4<f32>(write[i * RUN + t]) * (to_end * gate[row]);
+        halves[halves_at + (WRITES + tiled(row, d, KEY_TILES)) / 4u] = vec4<f16>(x);
       }
-      workgroupBarrier();
+      to_end *= alpha[t];
     }
   }
-}
 
-// What is kept of the product of a level: for each step of each row token, the column tokens of its block and all their
-// steps.
-fn keep(level: u32, base: u32, lid: u32, floats_at: u32, triangle_power: f32, masked_power: f32) {
-  let within = level >= LEVELS;
-  let half_at = select(0u, HALF, level == LEVELS + 1u);
-  let ones = (1u << level) - 1u;
-  let kept = select(level, base, within);
-  for (var i = lid; i < (N + 1u) * N * HALF << kept; i += THREADS) {
-    let column_step = i % N;
-    let row_token = (i / N >> kept) % HALF;
-    let column_token = (row_token >> kept << kept) | (i / N & ((1u << kept) - 1u));
-    let step = (i / N >> kept) / HALF;
-    var t = row_token + half_at;
-    var s = column_token + half_at;
-    if (!within) {
-      t = (row_token >> level << (level + 1u)) | (1u << level) | (row_token & ones);
-      s = (column_token >> level << (level + 1u)) | (column_token & ones);
-    }
-    let row = step * HALF + row_token;
-    let column = column_step * HALF + column_token;
-    let x = products[(row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE];
-    if (step == N) {
-      if (s <= t) {
-        floats[floats_at + MASKED + t * R + s * N + column_step] = x * masked_power * gate[s * N + column_step];
+  for (var level = base; level < LEVELS + 2u; level++) {
+    let within = level >= LEVELS;        // the pairs within a block of base levels, of either half of the tokens
+    let second = level == LEVELS + 1u;
+    let ones = (1u << level) - 1u;
+    if (working && within) {
+      if ((run * RUN >= HALF) == second) {
+        // Decay from the start of a block, over that to its middle.
+        let inside = (1u << base) - 1u;
+        var from_start = vec4<f32>(1.0);
+        var to_middle = vec4<f32>(1.0);
+        let in_run = inside < RUN;  // or in several whole ones
+        if (!in_run) {
+          let block = run * RUN >> base << base;
+          for (var i = block / RUN; i < run; i++) {
+            from_start *= totals[i * QUADS + quad];
+          }
+          for (var i = block / RUN; (i + 1u) * RUN <= block + (inside + 1u) / 2u; i++) {
+            to_middle *= totals[i * QUADS + quad];
+          }
+        }
+        for (var t = 0u; t < RUN; t++) {  // unrolled
+          let in_chunk = run * RUN + t;
+          if ((in_chunk & inside) == 0u) {
+            from_start = vec4<f32>(1.0);
+          }
+          if (in_run) {
+            to_middle = vec4<f32>(1.0);
+            for (var s = 0u; s < RUN; s++) {  // unrolled
+              let before_middle = (s >> base) == (t >> base) && (s & inside) < (inside + 1u) / 2u;
+              to_middle *= select(vec4<f32>(1.0), alpha[s], before_middle);
+            }
+          }
+          let before = from_start / to_middle;
+          from_start *= alpha[t];
+          var factor = from_start / to_middle;
+          var back = to_middle / from_start;
+          if (base == 0u) {
+            factor = vec4<f32>(1.0);
+            back = vec4<f32>(1.0);
+          }
+          let at = in_chunk % HALF * PITCH + quad;
+          for (var i = 0u; i < N; i++) {  // unrolled
+            // A read before the token's own decay sees one factor less.
+            let decay = select(factor, before, UNDECAYED && i == 0u);
+            rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
+            columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * back);
+          }
+          rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
+        }
       }
-    } else if (s < t || (s == t && step > column_step)) {
-      floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x * triangle_power * gate[s * N + column_step];
+    } else if (working) {
+      // Blocks of this level may be longer than a run: what lies before and after this one in its block.
+      let block = (run * RUN) >> level;
+      var factor = vec4<f32>(1.0);
+      for (var i = (block << level) / RUN; i < run; i++) {
+        factor *= totals[i * QUADS + quad];
+      }
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        let in_chunk = run * RUN + t;
+        if ((in_chunk & ones) == 0u) {
+          factor = vec4<f32>(1.0);
+        }
+        let before = factor;
+        factor *= alpha[t];
+        if (((in_chunk >> level) & 1u) == 1u) {
+          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
+          for (var i = 0u; i < N; i++) {  // unrolled
+            // A read before the token's own decay sees one factor less.
+            let decay = select(factor, before, UNDECAYED && i == 0u);
+            rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
+          }
+          rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
+        }
+      }
+      factor = vec4<f32>(1.0);
+      for (var i = run + 1u; i * RUN < (block + 1u) << level; i++) {
+        factor *= totals[i * QUADS + quad];
+      }
+      for (var back = 0u; back < RUN; back++) {  // unrolled
+        let t = RUN - 1u - back;
+        let in_chunk = run * RUN + t;
+        if (((in_chunk + 1u) & ones) == 0u) {
+          factor = vec4<f32>(1.0);
+        }
+        if (((in_chunk >> level) & 1u) == 0u) {
+          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
+          for (var i = 0u; i < N; i++) {  // unrolled
+            columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * factor);
+          }
+        }
+        factor *= alpha[t];
+      }
+    }
+    workgroupBarrier();
+
+    // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
+    for (var round = 0u; round < ROUNDS; round++) {
+      let tile = min(round * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
+      let rows_at = tile / ACROSS * EDGE * PITCH;
+      let columns_at = tile % ACROSS * EDGE * PITCH;
+      var sum = MatrixSum();
+      for (var x = 0u; x < KEY_TILES; x++) {
+        let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 4u], PITCH);
+        let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 4u], PITCH);
+        sum = coopMultiplyAdd(left, right, sum);
+      }
+      coopStoreT(sum, &products[tile * TILE], EDGE);
+    }
+    workgroupBarrier();
+
+    // What is kept: for each step of each row token, the column tokens of its block and all their steps.
+    let kept = select(level, base, within);
+    for (var i = lid; i < (N + 1u) * N * HALF << kept; i += THREADS) {
+      let column_step = i % N;
+      let row_token = (i / N >> kept) % HALF;
+      let column_token = (row_token >> kept << kept) | (i / N & ((1u << kept) - 1u));
+      let step = (i / N >> kept) / HALF;
+      var t: u32;
+      var s: u32;
+      if (within) {
+        t = row_token + select(0u, HALF, second);
+        s = column_token + select(0u, HALF, second);
+      } else {
+        t = (row_token >> level << (level + 1u)) | (1u << level) | (row_token & ones);
+        s = (column_token >> level << (level + 1u)) | (column_token & ones);
+      }
+      let row = step * HALF + row_token;
+      let column = column_step * HALF + column_token;
+      let x = products[(row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE];
+      if (step == N) {
+        if (s <= t) {
+          floats[floats_at + MASKED + t * R + s * N + column_step] = x * masked_power * gate[s * N + column_step];
+        }
+      } else if (s < t || (s == t && step > column_step)) {
+        floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x * triangle_power * gate[s * N + column_step];
+      }
     }
   }
 }

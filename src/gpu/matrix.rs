@@ -61,9 +61,8 @@ pub struct MatrixShape {
     pub groups: usize,
     /// Parts in which the scan takes a chunk's `left` through workgroup memory, and `writes`.
     pub parts: [usize; 2],
-    /// Successive tokens of a thread of the pairs pass, and slabs in which it takes the channels.
+    /// Successive tokens of a thread of the pairs pass.
     pub run: usize,
-    slabs: usize,
 }
 
 /// Threads of the solve pass, as in `shaders/matrix_solve.wgsl`.
@@ -124,7 +123,6 @@ impl MatrixShape {
             groups: (if columns == 16 { 192 } else { 256 } / units.subgroup).max(1),
             parts: [1, 1],
             run: 4,
-            slabs: 1,
         };
         let memory = limits.max_compute_workgroup_storage_size as usize;
         let divisors = |tiles: usize| (1..=tiles).filter(move |&parts| tiles.is_multiple_of(parts));
@@ -139,13 +137,6 @@ impl MatrixShape {
                 parts: [across, steps],
                 ..whole
             });
-        // Slabs small enough for several workgroups at a time, or whatever fits.
-        let slabs = || divisors(across).map(|slabs| Self { slabs, ..shape });
-        let fits = |shape: &Self| shape.pairs_memory(factors) <= memory;
-        let shape = slabs()
-            .find(|shape| shape.key_pad / shape.slabs <= 64 && fits(shape))
-            .or_else(|| slabs().find(fits))
-            .unwrap_or(shape);
         if !shape.fits_registers() {
             return Err(Error::unsupported(
                 format!("key_dim on matrix units for chunks of {tokens}"),
@@ -198,15 +189,7 @@ impl MatrixShape {
     }
 
     fn pairs_threads(&self) -> usize {
-        (self.key_pad / self.slabs / 4 * (self.tokens / self.run)).next_multiple_of(64)
-    }
-
-    /// Tiles that a subgroup of the pairs pass has of a product, at most.
-    fn product_rounds(&self) -> usize {
-        let (edge, half) = (self.units.edge, self.tokens / 2);
-        let n = self.substeps / self.tokens;
-        let tiles = ((n + 1) * half).div_ceil(edge) * (n * half).div_ceil(edge);
-        tiles.div_ceil(self.pairs_threads() / self.units.subgroup)
+        (self.key_pad / 4 * (self.tokens / self.run)).next_multiple_of(64)
     }
 
     fn scan_threads(&self) -> usize {
@@ -247,22 +230,18 @@ impl MatrixShape {
             && (self.key_tiles() / self.parts[0]).max(steps) <= 16
             && self.rounds(self.key_pad * quads) <= 16
             && self.rounds(self.substeps * quads) <= 16
-            && 3 * self.product_rounds() <= 48
-            && self.slabs * self.run <= 32
-            && self.slabs <= 16
     }
 
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
     fn pairs_memory(&self, factors: usize) -> usize {
         let (edge, half) = (self.units.edge, self.tokens / 2);
         let n = self.substeps / self.tokens;
-        let slab = self.key_pad / self.slabs;
-        let pitch = slab + 8;
+        let pitch = self.key_pad + 8;
         let down = ((n + 1) * half).next_multiple_of(edge);
         let across = (n * half).next_multiple_of(edge);
         2 * (down + across) * pitch
             + 4 * down * across
-            + 16 * (self.tokens / self.run) * (slab / 4)
+            + 16 * (self.tokens / self.run) * (self.key_pad / 4)
             + 4 * (n + 2 + factors) * self.tokens
             + 4 * self.pairs_threads()
             + 128
@@ -331,11 +310,6 @@ impl MatrixShape {
             ),
             ("N", self.substeps / self.tokens),
             ("RUN", self.run),
-            ("SLABS", self.slabs),
-            ("SLAB_TILES", self.key_tiles() / self.slabs),
-            ("BATCH", 3),
-            ("PRODUCT_ROUNDS", self.product_rounds()),
-            ("BATCH * PRODUCT_ROUNDS", 3 * self.product_rounds()),
             ("BLOCK", BLOCK),
         ]
     }
@@ -348,7 +322,6 @@ impl MatrixShape {
                 ("THREADS", self.pairs_threads()),
                 ("SUBGROUPS", self.pairs_threads() / self.units.subgroup),
                 ("RUN", self.run),
-                ("SLABS", self.slabs),
             ]),
             Pass::MatrixSolve => {}
             _ => out.extend([
