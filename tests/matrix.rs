@@ -170,6 +170,39 @@ fn the_hard_case() {
 
 /// Contents and states of any size neither overflow nor vanish in float16 operands: outputs and states are linear
 /// in them, and powers of two change no bit.
+/// How many tokens one product of the pairs pass may hold depends on how far they decay: from a token to 16.
+#[test]
+#[ignore = "needs matrix units"]
+fn decays_of_every_strength() {
+    let rules = [
+        Rule::Eda,
+        Rule::Kda,
+        Rule::Gdn,
+        Rule::Gdn2,
+        Rule::Rwkv7,
+        Rule::DeltaProduct { factors: 2 },
+    ];
+    for rule in rules {
+        let problem = Problem::new(rule, [1, 100, 1, 2, 64, 40]);
+        let mut tensors = generate::tensors(&problem, &Recipe::default());
+        for strength in [0.2, 0.8, 1.6, 3.2, 6.4, 12.8] {
+            let mut rng = generate::Rng::new(3);
+            let g = (0..problem.len(Operand::G)).map(|_| -strength * rng.uniform(0.8, 1.0));
+            tensors.set(Operand::G, g.collect());
+            right(&format!("{rule}, decays of {strength}"), &problem, &tensors);
+            // One channel of one token alone, in the middle of a block.
+            if let Some(g) = tensors.get(Operand::G) {
+                let mut g: Vec<f32> = g.iter().map(|g| g * 0.1 / strength).collect();
+                let at = g.len() / 100 * 37;
+                g[at] = -60.0;
+                let mut once = tensors.clone();
+                once.set(Operand::G, g);
+                right(&format!("{rule}, one decay of 60"), &problem, &once);
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs matrix units"]
 fn no_size_of_contents_or_states_overflows_or_vanishes() {

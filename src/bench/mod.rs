@@ -166,6 +166,8 @@ struct Bound {
     call: Call,
     /// Tokens a chunk; decode has none.
     chunk: Option<usize>,
+    /// Segments at the same time; 0 where none is cut.
+    segments: usize,
     _inputs: DeviceInputs,
 }
 
@@ -186,6 +188,7 @@ fn bind_prefill(
     Ok(Bound {
         call: kernels.prefill(&plan, &inputs.slices(), o, state, None)?,
         chunk: Some(plan.chunk()),
+        segments: plan.segments(),
         _inputs: inputs,
     })
 }
@@ -215,6 +218,7 @@ fn bind_decode(
     Ok(Bound {
         call: kernels.decode_with(problem, settings, &inputs.slices(), o, pool, &rows)?,
         chunk: None,
+        segments: 0,
         _inputs: inputs,
     })
 }

@@ -325,6 +325,10 @@ pub struct Case {
     /// Tokens a chunk; null in decode, and where the engine did not say.
     #[serde(default)]
     pub chunk: Option<usize>,
+    /// The most segments of sequences that a prefill computes at the same time; 0 where none is cut, and where the file
+    /// does not say.
+    #[serde(default)]
+    pub segments: usize,
     /// Dependent calls recorded together, of which a sample is the mean; 1 in prefill.
     pub steps: usize,
     /// The final state is written within the time: always in this version.
@@ -440,6 +444,7 @@ impl Case {
             dtype,
             state,
             chunk: None,
+            segments: 0,
             steps: 1,
             final_state_written: true,
             warm_up_ms: 0.0,

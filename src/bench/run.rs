@@ -38,6 +38,8 @@ pub struct Spec {
     pub element: Element,
     /// Tokens a chunk; chosen by the engine where `None`.
     pub chunk: Option<usize>,
+    /// Segments of a long sequence on a GPU; chosen by the engine where `None`.
+    pub segments: Option<usize>,
 }
 
 impl Spec {
@@ -176,6 +178,7 @@ pub async fn case_with(
     let case = Case::with_state(op, &problem, spec.element, state, times, ceilings);
     Ok(Case {
         chunk: measured.chunk,
+        segments: measured.segments,
         steps: measured.steps,
         warm_up_ms: plan.effort.warm_up.as_secs_f64() * 1e3,
         long_run: measured.long_run,
@@ -186,6 +189,7 @@ pub async fn case_with(
 struct Measured {
     times: Samples,
     chunk: Option<usize>,
+    segments: usize,
     steps: usize,
     long_run: Option<LongRun>,
 }
@@ -201,6 +205,7 @@ fn bind(
         Op::Prefill => {
             let settings = PrefillSettings {
                 chunk: spec.chunk,
+                segments: spec.segments,
                 element: spec.element,
                 ..PrefillSettings::default()
             };
@@ -230,6 +235,7 @@ async fn on_gpu(
         return Ok(Measured {
             times,
             chunk: bound.chunk,
+            segments: bound.segments,
             steps: 1,
             long_run: None,
         });
@@ -257,13 +263,14 @@ async fn on_gpu(
     Ok(Measured {
         times,
         chunk: None,
+        segments: 0,
         steps,
         long_run,
     })
 }
 
-/// Builds the pipelines of all cases, of decode with states stored as `state`: how many there are, and how long building them took, from WGSL text to
-/// what the driver runs, milliseconds. A case that the device does not run is left out.
+/// Builds the pipelines of all cases, of decode with states stored as `state`: how many there are, and how long building
+/// them took, from WGSL text to what the driver runs, milliseconds. A case that the device does not run is left out.
 ///
 /// # Errors
 /// [`crate::Error::DeviceLost`].
@@ -272,16 +279,11 @@ pub fn build_pipelines(engine: &GpuEngine, specs: &[Spec], state: Element) -> Re
     let mut done: Vec<Spec> = Vec::new();
     let mut ms = 0.0;
     for spec in specs {
-        // The same pipelines run any number of sequences and tokens, above a chunk.
-        let [b, t, h, hv, k, v] = spec.shape;
-        let spec = Spec {
-            shape: [b.min(1), t.min(1024), h, hv, k, v],
-            ..*spec
-        };
-        if done.contains(&spec) {
+        // (Sequences and tokens count: they decide on columns a workgroup and on segments.)
+        if done.contains(spec) {
             continue;
         }
-        done.push(spec);
+        done.push(*spec);
         let problem = spec.problem();
         if problem.validate().is_err() {
             continue;
@@ -401,6 +403,7 @@ fn on_cpu(engine: &CpuEngine, spec: &Spec, problem: &Problem, plan: &Plan) -> Re
     Ok(Measured {
         times,
         chunk: (spec.op == Op::Prefill).then(|| spec.chunk.unwrap_or(cpu::DEFAULT_CHUNK)),
+        segments: 0,
         steps: 1,
         long_run: None,
     })

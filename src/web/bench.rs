@@ -115,6 +115,7 @@ impl What {
                         shape,
                         element: self.element,
                         chunk: None,
+                        segments: None,
                     };
                     // What was asked for twice is measured once.
                     if !specs.contains(&spec) {

@@ -232,6 +232,8 @@ export interface ReportCase {
   shape: [number, number, number, number, number, number];
   dtype: "f32" | "f16";
   chunk: number | null;
+  /** The most segments of sequences computed at the same time; 0 where none is cut. Absent in reports of older versions. */
+  segments?: number;
   steps: number;
   final_state_written: boolean;
   warm_up_ms: number;

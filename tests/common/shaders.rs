@@ -168,16 +168,24 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                 {
                     continue;
                 }
-                let constants = shaders::constants(pass, problem, shape);
-                let bits: Vec<_> = constants.iter().map(|&(n, x)| (n, x.to_bits())).collect();
-                if seen.insert((pass, variant, bits)) {
-                    out.push(Entry {
-                        problem: problem.clone(),
-                        pass,
-                        variant,
-                        constants,
-                        loops: matrix.map(|m| m.unrolled()).unwrap_or_default(),
-                    });
+                // The scan's first run where there are segments.
+                let runs: &[_] = match pass {
+                    Pass::Scan | Pass::MatrixScan => &[None, Some(("TRANSITION", 1.0))],
+                    _ => &[None],
+                };
+                for &transition in runs {
+                    let mut constants = shaders::constants(pass, problem, shape);
+                    constants.extend(transition);
+                    let bits: Vec<_> = constants.iter().map(|&(n, x)| (n, x.to_bits())).collect();
+                    if seen.insert((pass, variant, bits)) {
+                        out.push(Entry {
+                            problem: problem.clone(),
+                            pass,
+                            variant,
+                            constants,
+                            loops: matrix.map(|m| m.unrolled()).unwrap_or_default(),
+                        });
+                    }
                 }
             }
         }

@@ -81,6 +81,10 @@ struct Flags {
     /// Tokens a chunk, in prefill; the engine chooses otherwise.
     #[arg(long, value_name = "N", value_parser = ["16", "32", "64"])]
     chunk: Option<String>,
+    /// Segments that a long sequence is cut into on a GPU and that are computed at the same time, in prefill (1 for no
+    /// cut); chosen otherwise.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    segments: Option<u32>,
     /// Small shapes, fewer samples.
     #[arg(long)]
     quick: bool,
@@ -124,6 +128,7 @@ impl Flags {
                 ("--adapter", self.adapter.is_some()),
                 ("--tier", self.tier != TierName::Auto),
                 ("--state f16", self.state == Dtype::F16),
+                ("--segments", self.segments.is_some()),
             ];
             if let Some((flag, _)) = only_gpu.iter().find(|(_, given)| *given) {
                 return Err(Failure::Usage(format!(
@@ -133,6 +138,7 @@ impl Flags {
         }
         let only_in = [
             ("--chunk", self.chunk.is_some(), Op::Prefill),
+            ("--segments", self.segments.is_some(), Op::Prefill),
             ("--state f16", self.state == Dtype::F16, Op::Decode),
         ];
         match only_in
@@ -197,6 +203,7 @@ impl Flags {
                     element: self.dtype.into(),
                     // One of three numbers by the parser.
                     chunk: self.chunk.as_ref().and_then(|n| n.parse().ok()),
+                    segments: self.segments.map(|n| n as usize),
                 };
                 // What was asked for twice is measured once.
                 if !specs.contains(&spec) {
@@ -398,7 +405,11 @@ fn summary(report: &Report, set: &str, disk: Option<Found>, cached: bool) -> Str
     for c in &report.cases {
         table.row([
             c.key().to_string(),
-            c.chunk.map_or("-".into(), |n| n.to_string()),
+            match (c.chunk, c.segments) {
+                (None, _) => "-".into(),
+                (Some(n), 0) => n.to_string(),
+                (Some(n), segments) => format!("{n}, {segments} segments"),
+            },
             time(c.median_ms),
             format!("{}..{}", time(c.min_ms), time(c.max_ms)),
             number(c.tokens_per_s),
