@@ -865,7 +865,7 @@ impl Kernels {
                 (Pass::MatrixSolve, chunk_heads),
             ]
         } else {
-            let pairs = shaders::pairs_workgroups(problem) as u64;
+            let pairs = shaders::pairs_workgroups(problem, shape) as u64;
             vec![
                 (Pass::Pairs, chunk_heads * pairs),
                 (Pass::Solve, chunk_heads),

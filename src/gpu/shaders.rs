@@ -730,42 +730,39 @@ pub fn constants(
 }
 
 /// Rows (reads and the query) and columns (writes) of a token that one workgroup of [`Pass::Pairs`] takes, and
-/// how many workgroups it takes for all of them.
-fn pairs_groups(problem: &Problem) -> [(usize, usize); 2] {
+/// how many workgroups it takes for all of them, for chunks of `tokens`.
+fn pairs_groups(problem: &Problem, tokens: usize) -> [(usize, usize); 2] {
     let n = problem.rule.update().substeps();
+    // Two columns of 64 tokens would not fit workgroup memory beside three rows.
+    let columns = if tokens > 32 { 1 } else { n.min(2) };
     [
         ((n + 1).min(3), (n + 1).div_ceil(3)),
-        (n.min(2), n.div_ceil(2)),
+        (columns, n.div_ceil(columns)),
     ]
 }
 
 /// Workgroups of [`Pass::Pairs`] for one chunk of one head.
-pub fn pairs_workgroups(problem: &Problem) -> usize {
-    pairs_groups(problem)
+pub fn pairs_workgroups(problem: &Problem, chunk: &ChunkShape) -> usize {
+    pairs_groups(problem, chunk.tokens)
         .iter()
         .map(|(_, groups)| groups)
         .product()
 }
 
 fn pairs_constants(problem: &Problem, chunk: &ChunkShape) -> Vec<(&'static str, f64)> {
-    let [(rows, row_groups), (columns, column_groups)] = pairs_groups(problem);
     let c = chunk.tokens;
+    let [(rows, row_groups), (columns, column_groups)] = pairs_groups(problem, c);
     let levels = c.ilog2() as usize - 1;
-    // Channels that pass through workgroup memory at a time, and the room for them (as in the shader).
-    let sub = if c == 64 { 4 } else { 8 };
-    let quads = sub / 4;
-    let level = c / 2 * (rows + columns) * quads + c / 8 * quads;
-    let diagonal_quads = (128 / c).min(4);
-    let diagonal = (rows + columns + 1) * diagonal_quads * (c + c / 8);
+    // Room in workgroup memory, as in the shader: 64 threads' vec4s, in each level.
+    let quads = 64 / c;
+    let area = levels * (c / 2 * (rows + columns) * quads + c / 2 * quads / 8);
     vec![
         ("LEVELS", levels as f64),
-        ("SUB", sub as f64),
         ("RV", rows as f64),
         ("CV", columns as f64),
         ("ROW_GROUPS", row_groups as f64),
         ("COLUMN_GROUPS", column_groups as f64),
-        ("DIAGONAL_QUADS", diagonal_quads as f64),
-        ("AREA", (levels * level).max(diagonal) as f64),
+        ("AREA", area as f64),
     ]
 }
 
