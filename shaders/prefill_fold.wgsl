@@ -40,8 +40,11 @@ fn main(
   let quad = lid % QUADS;
   let ty = lid / QUADS;
   let slab = item % SLABS * FB;
-  // The last slab may be narrower.
-  let width = min(FB, KP - slab) / 4u;
+  // The last slab may be narrower. (Else its width is known when the shader is compiled.)
+  var width = QUADS;
+  if (KP % FB != 0u) {
+    width = min(FB, KP - slab) / 4u;
+  }
   let live = quad < width;
   let region = base + (PRODUCT + slab * ROWS) / 4u;
 
