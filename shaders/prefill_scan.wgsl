@@ -208,7 +208,9 @@ fn main(
     next_entry = table[next_chunk];
     workgroupBarrier();
 
-    let next_words = touch(scratch_base(next_chunk, head) + PRODUCT / 4u, ((KP + CZ) * ROWS + R * KP) / 4u, lid);
+    // (The workgroups of a head go through the same chunks at about the same time: each asks for its share.)
+    let next_at = scratch_base(next_chunk, head) + PRODUCT / 4u;
+    let next_words = touch(next_at, ((KP + CZ) * ROWS + R * KP) / 4u, lid, block, blocks);
     var rows = array<vec4<f32>, 8>();
     add_product(&rows, &loaded, Left(base + rows_at, ROWS, NTY, ROW_TILES), steps, rows_right);
     // (To where U will be.)
@@ -222,7 +224,8 @@ fn main(
     let d2 = decay_at(base, channel + 4u * STATE_NTY);
     let d3 = decay_at(base, channel + 6u * STATE_NTY);
 
-    // Parts that are two apart exchange every second row, then neighbours every second row of what they have.
+    // Parts that are two apart exchange every second row, then neighbours every second row of what they have. (What a
+    // thread has read it may replace: nobody else reads it. That spares a barrier.)
     workgroupBarrier();
     right[lid] = select(rows[1], rows[0], upper);
     if (ROW_TILES > 2u) { right[THREADS + lid] = select(rows[3], rows[2], upper); }
@@ -237,11 +240,10 @@ fn main(
     if (ROW_TILES > 2u) { k1 = select(rows[2], rows[3], upper) + right[THREADS + partner]; }
     if (ROW_TILES > 4u) { k2 = select(rows[4], rows[5], upper) + right[2u * THREADS + partner]; }
     if (ROW_TILES > 6u) { k3 = select(rows[6], rows[7], upper) + right[3u * THREADS + partner]; }
+    right[partner] = select(k1, k0, odd);
+    if (ROW_TILES > 4u) { right[THREADS + partner] = select(k3, k2, odd); }
     workgroupBarrier();
-    right[lid] = select(k1, k0, odd);
-    if (ROW_TILES > 4u) { right[THREADS + lid] = select(k3, k2, odd); }
-    workgroupBarrier();
-    let neighbour = lid ^ (THREADS / 4u);
+    let neighbour = partner ^ (THREADS / 4u);
     let row = (select(0u, 1u, upper) + select(0u, 2u, odd)) * NTY + ty;
     finish(row, quad, select(k0, k1, odd) + right[neighbour], first, count, h, first_column);
     if (ROW_TILES > 4u) {
@@ -254,18 +256,22 @@ fn main(
     add_product(&sums, &loaded, writes, state_steps, writes_right);
     product_load(Left(scratch_base(next_chunk, head) + rows_at, ROWS, NTY, ROW_TILES), 0u, &loaded);
 
-    // (Nobody reads what was exchanged before, nor [S; Z], since the last barrier.)
+    // (Nobody reads what was exchanged before, nor [S; Z], since the last barrier. What a thread reads lies where its
+    // tiles of S will be.)
     let second = half == 1u;
-    right[lid] = select(sums[1], sums[0], second);
-    if (STATE_TILES > 2u) { right[THREADS + lid] = select(sums[3], sums[2], second); }
-    if (STATE_TILES > 4u) { right[2u * THREADS + lid] = select(sums[5], sums[4], second); }
-    if (STATE_TILES > 6u) { right[3u * THREADS + lid] = select(sums[7], sums[6], second); }
+    right[partner] = select(sums[1], sums[0], second);
+    if (STATE_TILES > 2u) { right[THREADS + partner] = select(sums[3], sums[2], second); }
+    if (STATE_TILES > 4u) { right[2u * THREADS + partner] = select(sums[5], sums[4], second); }
+    if (STATE_TILES > 6u) { right[3u * THREADS + partner] = select(sums[7], sums[6], second); }
     workgroupBarrier();
-    s0 = fma(vec4<f32>(d0), s0, select(sums[0], sums[1], second) + right[partner]);
-    if (STATE_TILES > 2u) { s1 = fma(vec4<f32>(d1), s1, select(sums[2], sums[3], second) + right[THREADS + partner]); }
-    if (STATE_TILES > 4u) { s2 = fma(vec4<f32>(d2), s2, select(sums[4], sums[5], second) + right[2u * THREADS + partner]); }
-    if (STATE_TILES > 6u) { s3 = fma(vec4<f32>(d3), s3, select(sums[6], sums[7], second) + right[3u * THREADS + partner]); }
-    workgroupBarrier();
+    s0 = fma(vec4<f32>(d0), s0, select(sums[0], sums[1], second) + right[lid]);
+    if (STATE_TILES > 2u) { s1 = fma(vec4<f32>(d1), s1, select(sums[2], sums[3], second) + right[THREADS + lid]); }
+    if (STATE_TILES > 4u) { s2 = fma(vec4<f32>(d2), s2, select(sums[4], sums[5], second) + right[2u * THREADS + lid]); }
+    if (STATE_TILES > 6u) { s3 = fma(vec4<f32>(d3), s3, select(sums[6], sums[7], second) + right[3u * THREADS + lid]); }
+    // (A last tile that is only partly there may have lain where the contents will be.)
+    if ((STATE_TILES + 1u) / 2u * THREADS > KP * QUADS) {
+      workgroupBarrier();
+    }
     share_state(channel, quad, s0);
     if (STATE_TILES > 2u) { share_state(channel + 2u * STATE_NTY, quad, s1); }
     if (STATE_TILES > 4u) { share_state(channel + 4u * STATE_NTY, quad, s2); }

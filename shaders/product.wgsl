@@ -78,24 +78,26 @@ fn add_product(
   }
 }
 
-// Asks for a word of every 32 bytes of `count` vec4s from `at` on, up to twelve a thread, so that they are in the cache
-// when their turn comes: a product waits for memory at every other step otherwise. The words have to be stored
-// somewhere, or nothing would be read.
-fn touch(at: u32, count: u32, lid: u32) -> array<f32, 12> {
+// Asks for a word of every 32 bytes of `count` vec4s from `at` on, of which this is share `share` of `shares`, up to twelve
+// words a thread, so that they are in the cache when their turn comes: a product waits for memory at every other step
+// otherwise. The words have to be stored somewhere, or nothing would be read.
+fn touch(at: u32, count: u32, lid: u32, share: u32, shares: u32) -> array<f32, 12> {
   var out: array<f32, 12>;
-  let mine = at + 2u * lid;
-  out[0] = scratch[mine].x;
-  if (count > 2u * THREADS) { out[1] = scratch[mine + 2u * THREADS].x; }
-  if (count > 4u * THREADS) { out[2] = scratch[mine + 4u * THREADS].x; }
-  if (count > 6u * THREADS) { out[3] = scratch[mine + 6u * THREADS].x; }
-  if (count > 8u * THREADS) { out[4] = scratch[mine + 8u * THREADS].x; }
-  if (count > 10u * THREADS) { out[5] = scratch[mine + 10u * THREADS].x; }
-  if (count > 12u * THREADS) { out[6] = scratch[mine + 12u * THREADS].x; }
-  if (count > 14u * THREADS) { out[7] = scratch[mine + 14u * THREADS].x; }
-  if (count > 16u * THREADS) { out[8] = scratch[mine + 16u * THREADS].x; }
-  if (count > 18u * THREADS) { out[9] = scratch[mine + 18u * THREADS].x; }
-  if (count > 20u * THREADS) { out[10] = scratch[mine + 20u * THREADS].x; }
-  if (count > 22u * THREADS) { out[11] = scratch[mine + 22u * THREADS].x; }
+  let mine = 2u * (share * THREADS + lid);
+  let each = 2u * shares * THREADS;
+  let last = count - 1u;
+  out[0] = scratch[at + min(mine, last)].x;
+  if (count > each) { out[1] = scratch[at + min(mine + each, last)].x; }
+  if (count > 2u * each) { out[2] = scratch[at + min(mine + 2u * each, last)].x; }
+  if (count > 3u * each) { out[3] = scratch[at + min(mine + 3u * each, last)].x; }
+  if (count > 4u * each) { out[4] = scratch[at + min(mine + 4u * each, last)].x; }
+  if (count > 5u * each) { out[5] = scratch[at + min(mine + 5u * each, last)].x; }
+  if (count > 6u * each) { out[6] = scratch[at + min(mine + 6u * each, last)].x; }
+  if (count > 7u * each) { out[7] = scratch[at + min(mine + 7u * each, last)].x; }
+  if (count > 8u * each) { out[8] = scratch[at + min(mine + 8u * each, last)].x; }
+  if (count > 9u * each) { out[9] = scratch[at + min(mine + 9u * each, last)].x; }
+  if (count > 10u * each) { out[10] = scratch[at + min(mine + 10u * each, last)].x; }
+  if (count > 11u * each) { out[11] = scratch[at + min(mine + 11u * each, last)].x; }
   return out;
 }
 
