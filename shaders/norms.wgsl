@@ -2,8 +2,10 @@
 // of THREADS threads (which the pass names), 16 threads a row.
 
 override NORM_COUNT: u32 = (2u + FACTORS) * NORM_TOKENS;
+override NORM_PARTS: u32 = THREADS;
+// (Where nothing is normalised, both may be of length 1.)
 var<workgroup> norms: array<f32, NORM_COUNT>;
-var<workgroup> partial: array<f32, THREADS>;
+var<workgroup> partial: array<f32, NORM_PARTS>;
 
 fn inverse_norm(number: u32, t: u32) -> f32 {
   return norms[number * NORM_TOKENS + t % NORM_TOKENS];

@@ -23,8 +23,9 @@
 
 const THREADS = 128u;
 const OWNERS = 64u;                    // threads whose channels pass through workgroup memory together
+const TURNS = THREADS / OWNERS;
 override QUADS: u32 = OWNERS / C;      // vec4s of channels that do
-override SLAB: u32 = 8u * QUADS;       // channels of a slab
+override SLAB: u32 = 4u * TURNS * QUADS;  // channels of a slab
 override LEVELS: u32 = 4u;             // 1 .. LEVELS: 2^(LEVELS + 1) = C
 override RV: u32 = 3u;                 // rows of a token
 override CV: u32 = 2u;                 // columns of a token
@@ -36,7 +37,8 @@ override COLUMN_GROUPS: u32 = 1u;
 // different banks.
 override PAIR_PITCH: u32 = (RV + CV) * QUADS;
 override LEVEL_PITCH: u32 = C / 2u * PAIR_PITCH + C / 2u * QUADS / 8u;
-override AREA: u32 = 656u;
+// (At the end it holds the sums of a token with itself and its partner.)
+override AREA: u32 = max(LEVELS * LEVEL_PITCH, RV * CV * THREADS / 2u);
 var<workgroup> area: array<vec4<f32>, AREA>;
 
 // alpha of a slab, by thread; and products of alpha over four tokens.
@@ -337,8 +339,8 @@ fn main(
     }
     workgroupBarrier();
 
-    for (var half = 0u; half < 2u; half++) {
-      if (lid / OWNERS == half) {
+    for (var turn = 0u; turn < TURNS; turn++) {
+      if (lid / OWNERS == turn) {
         // Levels from 1 up.
         var span = widened(Span(vec4<f32>(1.0), vec4<f32>(1.0)), 0u);
         put_level(1u, span, first_row, alpha, r, c);
@@ -354,7 +356,7 @@ fn main(
           span = widened(span, 4u);
           put_level(5u, span, first_row, alpha, r, c);
         }
-      } else if (channel < KP) {
+      } else if ((lid / OWNERS + 1u) % TURNS == turn && channel < KP) {
         // The rows that the later passes need. First what comes before and after this token and its partner.
         var span = widened(Span(vec4<f32>(1.0), vec4<f32>(1.0)), 1u);
         span = widened(span, 2u);
@@ -413,7 +415,7 @@ fn main(
           add_tile(3u, row_at_level[3] + quad, column_at_level[3] + quad, &sums);
         }
       }
-      if (half == 0u) {
+      if (turn + 1u < TURNS) {
         workgroupBarrier();
       }
     }
@@ -459,7 +461,7 @@ fn main(
     let step = first_row + number / CV % RV;
     let column_step = first_column + number % CV;
     var x = 0.0;
-    for (var quad = 0u; quad < 2u * QUADS; quad++) {
+    for (var quad = 0u; quad < TURNS * QUADS; quad++) {
       let sum_at = number * THREADS + quad / QUADS * OWNERS + t * QUADS + quad % QUADS;
       x += area[sum_at / 4u][sum_at % 4u];
     }

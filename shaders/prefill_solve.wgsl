@@ -3,23 +3,34 @@
 //
 // L is strictly lower triangular. Its 16x16 diagonal blocks are inverted by substitution, a thread a column; then
 // neighbours merge, [T1 0; X T2] with X = -T2 (L21 T1), for blocks of 16, 32, … (A product of powers of L would
-// need fewer steps but amplifies rounding when gates are near 1 and keys repeat.) The triangle lies in
-// workgroup memory where it fits, else it stays in scratch memory; L21 T1 goes, transposed, to its upper half.
+// need fewer steps but amplifies rounding when gates are near 1 and keys repeat.) The triangle lies in workgroup memory
+// where it fits, else it stays in scratch memory. L21 T1 goes, transposed, where L21 was, or, in scratch memory, to the
+// upper half: there a thread has several tiles of it, and L21 is needed by others until all are done.
 
 @group(0) @binding(12) var<storage, read_write> scratch: array<vec4<f32>>;
 
-const THREADS = 64u;
+const THREADS = 128u;
 const BLOCK = 16u;
 override QUADS: u32 = R / 4u;
 override IN_WORKGROUP: bool = true;    // R <= 64
-override WORDS: u32 = R * QUADS;       // 1 where the triangle stays in scratch memory
+override A_IN_WORKGROUP: bool = true;  // where it fits as well
 
-// [R][QUADS], row r rotated by r, so that neighbouring rows of a quad lie in different banks.
+// Columns 4 quad .. 4 quad + 3 of L's rows 4 quad .. R - 1 and of A's rows A_SKIP quad .. C - 1, which are all that is not
+// zero, and after them those of the next quad.
+override A_ROWS: u32 = C;  // 0 where A is not there
+override A_SKIP: u32 = 2u;
+override WORDS: u32 = QUADS * (R + A_ROWS) - (4u + A_SKIP) / 2u * QUADS * (QUADS - 1u);
 var<workgroup> triangle: array<vec4<f32>, WORDS>;
 var<private> inverse: u32;
 
 fn place(row: u32, quad: u32) -> u32 {
-  return row * QUADS + (quad + row) % QUADS;
+  let skip = select(4u, 4u + A_SKIP, row >= R);
+  return quad * (R + A_ROWS) - (4u + A_SKIP) / 2u * quad * (quad - 1u) + row - skip * quad;
+}
+
+// Whether columns 4 quad .. 4 quad + 3 of a row of L, or below it of A, hold anything.
+fn is_there(row: u32, quad: u32) -> bool {
+  return select((row + 1u - R) * substeps() > 4u * quad, row >= 4u * quad, row < R);
 }
 
 // Columns 4 quad .. 4 quad + 3 of a row of the triangle.
@@ -44,6 +55,37 @@ fn put_one(row: u32, column: u32, x: f32) {
   } else {
     scratch[inverse + column / 4u * ROWS + row][column % 4u] = x;
   }
+}
+
+// Four rows of a column, of which those are kept that are not above the diagonal's quad.
+fn put_four(row: u32, column: u32, x: vec4<f32>) {
+  if (row / 4u >= column / 4u) {
+    put_one(row, column, x.x);
+    put_one(row + 1u, column, x.y);
+    put_one(row + 2u, column, x.z);
+    put_one(row + 3u, column, x.w);
+  }
+}
+
+// L21 T1, transposed: columns 4 quad .. 4 quad + 3 of two rows, and of rows 4 m .. 4 m + 3.
+fn put_product(row: u32, quad: u32, x: vec4<f32>, x_next: vec4<f32>) {
+  for (var c = 0u; c < 4u; c++) {  // unrolled
+    if (IN_WORKGROUP) {
+      let to = place(row / 4u * 4u + c, quad);
+      triangle[to][row % 4u] = x[c];
+      triangle[to][row % 4u + 1u] = x_next[c];
+    } else {
+      let to = inverse + row / 4u * ROWS + 4u * quad + c;
+      scratch[to][row % 4u] = x[c];
+      scratch[to][row % 4u + 1u] = x_next[c];
+    }
+  }
+}
+fn fetch_product(m: u32, quad: u32) -> mat4x4<f32> {
+  if (IN_WORKGROUP) {
+    return four_rows(4u * m, quad);
+  }
+  return four_rows(4u * quad, m);
 }
 
 // What was put is seen, and what was got is no longer needed, by everybody.
@@ -91,13 +133,44 @@ fn four_rows(row: u32, quad: u32) -> mat4x4<f32> {
   return mat4x4<f32>(fetch(row, quad), fetch(row + 1u, quad), fetch(row + 2u, quad), fetch(row + 3u, quad));
 }
 
-// A row of A in columns 4 m .. 4 m + 3, of which it sees those before `seen`.
-fn masked(at: u32, m: u32, seen: u32) -> vec4<f32> {
+// Columns 4 m .. 4 m + 3 of a row of A (row R + t) in scratch memory, of which it sees those before (t + 1) n.
+fn masked(row: u32, m: u32) -> vec4<f32> {
   let column = vec4<u32>(4u * m, 4u * m + 1u, 4u * m + 2u, 4u * m + 3u);
-  return select(vec4<f32>(), scratch[at + m * ROWS], column < vec4<u32>(seen));
+  return select(vec4<f32>(), scratch[inverse + m * ROWS + row], column < vec4<u32>((row + 1u - R) * substeps()));
 }
 
-@compute @workgroup_size(64)
+fn fetch_a(row: u32, m: u32) -> vec4<f32> {
+  if (A_IN_WORKGROUP) {
+    return select(vec4<f32>(), fetch(row, m), is_there(row, m));
+  }
+  return masked(row, m);
+}
+
+// A row of T or A T in columns 8 pair .. 8 pair + 7, and those of them that meet a content.
+fn store(contents: u32, row: u32, pair: u32, lo: vec4<f32>, hi: vec4<f32>) {
+  let to = 2u * pair * ROWS + row;
+  scratch[inverse + to] = lo;
+  scratch[inverse + to + ROWS] = hi;
+  if (CONTENT_STRIDE == 1u) {
+    scratch[contents + to] = lo;
+    scratch[contents + to + ROWS] = hi;
+  } else {
+    scratch[contents + pair * ROWS + row] =
+      vec4<f32>(lo[CONTENT_OFFSET], lo[CONTENT_OFFSET + 2u], hi[CONTENT_OFFSET], hi[CONTENT_OFFSET + 2u]);
+  }
+}
+
+// A row of A T where A was, or out at once.
+fn put_outputs(contents: u32, row: u32, quad: u32, lo: vec4<f32>, hi: vec4<f32>) {
+  if (!A_IN_WORKGROUP) {
+    store(contents, row, quad / 2u, lo, hi);
+    return;
+  }
+  if (is_there(row, quad)) { put(row, quad, lo); }
+  if (is_there(row, quad + 1u)) { put(row, quad + 1u, hi); }
+}
+
+@compute @workgroup_size(128)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
@@ -113,9 +186,23 @@ fn main(
   let n = substeps();
 
   if (IN_WORKGROUP) {
-    for (var i = lid; i < R * QUADS; i += THREADS) {
-      if (i / R * 4u <= i % R) {
-        put(i % R, i / R, scratch[inverse + i / R * ROWS + i % R]);
+    // Several loads are under way before the first is waited for.
+    let rows = R + A_ROWS;
+    for (var start = lid; start < rows * QUADS; start += 8u * THREADS) {
+      var x: array<vec4<f32>, 8>;
+      for (var u = 0u; u < 8u; u++) {  // unrolled
+        let i = start + u * THREADS;
+        if (i < rows * QUADS && is_there(i % rows, i / rows)) {
+          x[u] = scratch[inverse + i / rows * ROWS + i % rows];
+        }
+      }
+      for (var u = 0u; u < 8u; u++) {  // unrolled
+        let i = start + u * THREADS;
+        if (i < rows * QUADS && is_there(i % rows, i / rows)) {
+          let column = vec4<u32>(i / rows * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
+          let seen = select((i % rows + 1u - R) * n, R, i % rows < R);
+          put(i % rows, i / rows, select(vec4<f32>(), x[u], column < vec4<u32>(seen)));
+        }
       }
     }
     barrier();
@@ -131,133 +218,137 @@ fn main(
     barrier();
     if (column < R) {
       let r = column / BLOCK * BLOCK;
-      for (var i = 0u; i < 4u; i++) {
-        put_one(r + i, column, x[0][i]);
-        put_one(r + 4u + i, column, x[1][i]);
-        put_one(r + 8u + i, column, x[2][i]);
-        put_one(r + 12u + i, column, x[3][i]);
-      }
+      put_four(r, column, x[0]);
+      put_four(r + 4u, column, x[1]);
+      put_four(r + 8u, column, x[2]);
+      put_four(r + 12u, column, x[3]);
     }
   }
   barrier();
 
-  // Blocks of `size` rows merge two by two; a tile is 4 x 4 elements of X.
+  // Blocks of `size` rows merge two by two; a tile is 2 x 4 elements of X. (In workgroup memory a thread has one at most.)
   for (var size = BLOCK; size < R; size *= 2u) {
     let across = size / 4u;
-    let tiles = (R + size) / (2u * size) * across * across;
+    let down = size / 2u;
+    let tiles = (R + size) / (2u * size) * down * across;
+    var x = vec4<f32>();
+    var x_next = vec4<f32>();
     for (var tile = lid; tile < tiles; tile += THREADS) {
-      let first = tile / (across * across) * 2u * size;
-      let row = first + size + tile / across % across * 4u;
+      let first = tile / (down * across) * 2u * size;
+      let row = first + size + tile / across % down * 2u;
       let quad = first / 4u + tile % across;
       if (row < R) {
         // L21 T1: T1 is lower triangular.
-        var p0 = vec4<f32>();
-        var p1 = vec4<f32>();
-        var p2 = vec4<f32>();
-        var p3 = vec4<f32>();
+        x = vec4<f32>();
+        x_next = vec4<f32>();
         for (var m = quad; m < (first + size) / 4u; m++) {
           let r = four_rows(4u * m, quad);
-          p0 = times(p0, fetch(row, m), r);
-          p1 = times(p1, fetch(row + 1u, m), r);
-          p2 = times(p2, fetch(row + 2u, m), r);
-          p3 = times(p3, fetch(row + 3u, m), r);
+          x = times(x, fetch(row, m), r);
+          x_next = times(x_next, fetch(row + 1u, m), r);
         }
-        let p = transpose(mat4x4<f32>(p0, p1, p2, p3));
-        put(4u * quad, row / 4u, p[0]);
-        put(4u * quad + 1u, row / 4u, p[1]);
-        put(4u * quad + 2u, row / 4u, p[2]);
-        put(4u * quad + 3u, row / 4u, p[3]);
+        if (!IN_WORKGROUP) {
+          put_product(row, quad, x, x_next);
+        }
       }
     }
+    let first = lid / (down * across) * 2u * size;
+    let row = first + size + lid / across % down * 2u;
+    let quad = first / 4u + lid % across;
+    let live = IN_WORKGROUP && lid < tiles && row < R;
     barrier();
+    if (IN_WORKGROUP) {
+      if (live) {
+        put_product(row, quad, x, x_next);
+      }
+      barrier();
+    }
     for (var tile = lid; tile < tiles; tile += THREADS) {
-      let first = tile / (across * across) * 2u * size;
-      let row = first + size + tile / across % across * 4u;
+      let first = tile / (down * across) * 2u * size;
+      let row = first + size + tile / across % down * 2u;
       let quad = first / 4u + tile % across;
       if (row < R) {
         // X = -T2 times that: T2 is lower triangular.
-        var x0 = vec4<f32>();
-        var x1 = vec4<f32>();
-        var x2 = vec4<f32>();
-        var x3 = vec4<f32>();
+        x = vec4<f32>();
+        x_next = vec4<f32>();
         for (var m = (first + size) / 4u; m <= row / 4u; m++) {
-          let p0 = fetch(4u * quad, m);
-          let p1 = fetch(4u * quad + 1u, m);
-          let p2 = fetch(4u * quad + 2u, m);
-          let p3 = fetch(4u * quad + 3u, m);
-          let t0 = fetch(row, m);
-          let t1 = fetch(row + 1u, m);
-          let t2 = fetch(row + 2u, m);
-          let t3 = fetch(row + 3u, m);
-          x0 -= vec4<f32>(dot(t0, p0), dot(t0, p1), dot(t0, p2), dot(t0, p3));
-          x1 -= vec4<f32>(dot(t1, p0), dot(t1, p1), dot(t1, p2), dot(t1, p3));
-          x2 -= vec4<f32>(dot(t2, p0), dot(t2, p1), dot(t2, p2), dot(t2, p3));
-          x3 -= vec4<f32>(dot(t3, p0), dot(t3, p1), dot(t3, p2), dot(t3, p3));
+          let p = fetch_product(m, quad);
+          x -= fetch(row, m) * p;
+          x_next -= fetch(row + 1u, m) * p;
         }
-        put(row, quad, x0);
-        put(row + 1u, quad, x1);
-        put(row + 2u, quad, x2);
-        put(row + 3u, quad, x3);
+        if (!IN_WORKGROUP) {
+          put(row, quad, x);
+          put(row + 1u, quad, x_next);
+        }
       }
     }
     barrier();
+    if (IN_WORKGROUP) {
+      if (live) {
+        put(row, quad, x);
+        put(row + 1u, quad, x_next);
+      }
+      barrier();
+    }
   }
 
-  // T without what has been left in its upper half, and those of its columns that meet a content.
-  for (var i = lid; i < R * QUADS; i += THREADS) {
-    let row = i % R;
-    let quad = i / R;
-    let column = vec4<u32>(4u * quad, 4u * quad + 1u, 4u * quad + 2u, 4u * quad + 3u);
-    let x = select(vec4<f32>(), fetch(row, quad), column <= vec4<u32>(row));
-    scratch[inverse + quad * ROWS + row] = x;
-    store_contents(contents + row, quad, x);
+  if (!IN_WORKGROUP) {
+    // T without what has been left in its upper half.
+    for (var i = lid; i < R * QUADS / 2u; i += THREADS) {
+      let row = i % R;
+      let quad = i / R * 2u;
+      let lo = select(vec4<f32>(), fetch(row, quad), is_there(row, quad));
+      let hi = select(vec4<f32>(), fetch(row, quad + 1u), is_there(row, quad + 1u));
+      store(contents, row, quad / 2u, lo, hi);
+    }
+    barrier();
   }
-  barrier();
-
-  // A T, 4 tokens by 8 columns a thread, as many tokens at a time as make whole rows.
+  // A T, 2 tokens by 8 columns a thread, as many tokens at a time as make whole rows.
   let across = R / 8u;
   let down = THREADS / across;
-  for (var start = 0u; start < C; start += 4u * down) {
-    let t = start + lid / across * 4u;
+  for (var start = 0u; start < C; start += 2u * down) {
+    let t = start + lid / across * 2u;
     let quad = lid % across * 2u;
-    let at = inverse + R + t;
     let live = lid < across * down && t < C;
-    var lo = mat4x4<f32>();
-    var hi = mat4x4<f32>();
+    var lo = vec4<f32>();
+    var hi = vec4<f32>();
+    var lo_next = vec4<f32>();
+    var hi_next = vec4<f32>();
     if (live) {
-      for (var m = quad; m < (t + 4u) * n / 4u; m++) {
+      let end = ((t + 2u) * n + 3u) / 4u;
+      for (var m = quad; m < end; m++) {
+        let a = fetch_a(R + t, m);
+        let a_next = fetch_a(R + t + 1u, m);
         let r = four_rows(4u * m, quad);
-        let r_next = four_rows(4u * m, quad + 1u);
-        let a0 = masked(at, m, (t + 1u) * n);
-        let a1 = masked(at + 1u, m, (t + 2u) * n);
-        let a2 = masked(at + 2u, m, (t + 3u) * n);
-        let a3 = masked(at + 3u, m, (t + 4u) * n);
-        lo = mat4x4<f32>(times(lo[0], a0, r), times(lo[1], a1, r), times(lo[2], a2, r), times(lo[3], a3, r));
-        hi = mat4x4<f32>(times(hi[0], a0, r_next), times(hi[1], a1, r_next), times(hi[2], a2, r_next), times(hi[3], a3, r_next));
+        lo = times(lo, a, r);
+        lo_next = times(lo_next, a_next, r);
+        // (The upper four of the columns have nothing in the first rows.)
+        if (m > quad) {
+          let r_next = four_rows(4u * m, quad + 1u);
+          hi = times(hi, a, r_next);
+          hi_next = times(hi_next, a_next, r_next);
+        }
       }
     }
     // These rows of A have been read.
     barrier();
     if (live) {
-      for (var i = 0u; i < 4u; i++) {
-        scratch[at + i + quad * ROWS] = lo[i];
-        scratch[at + i + (quad + 1u) * ROWS] = hi[i];
-        store_contents(contents + R + t + i, quad, lo[i]);
-        store_contents(contents + R + t + i, quad + 1u, hi[i]);
-      }
+      put_outputs(contents, R + t, quad, lo, hi);
+      put_outputs(contents, R + t + 1u, quad, lo_next, hi_next);
     }
   }
-}
 
-// Those of columns 4 quad .. 4 quad + 3 of a row that meet a content.
-fn store_contents(row_at: u32, quad: u32, x: vec4<f32>) {
-  if (CONTENT_STRIDE == 1u) {
-    scratch[row_at + quad * ROWS] = x;
-    return;
+  // Out with what is in workgroup memory.
+  if (IN_WORKGROUP) {
+    barrier();
+    let rows = R + A_ROWS;
+    for (var i = lid; i < rows * QUADS / 2u; i += THREADS) {
+      let row = i % rows;
+      let quad = i / rows * 2u;
+      var lo = vec4<f32>();
+      var hi = vec4<f32>();
+      if (is_there(row, quad)) { lo = fetch(row, quad); }
+      if (is_there(row, quad + 1u)) { hi = fetch(row, quad + 1u); }
+      store(contents, row, quad / 2u, lo, hi);
+    }
   }
-  // Half of a vec4.
-  let to = row_at + quad / 2u * ROWS;
-  let first = quad % 2u * 2u;
-  scratch[to][first] = x[CONTENT_OFFSET];
-  scratch[to][first + 1u] = x[CONTENT_OFFSET + 2u];
 }

@@ -702,9 +702,7 @@ pub fn constants(
         ]);
         match pass {
             Pass::Pairs => out.extend(pairs_constants(problem, chunk)),
-            Pass::Solve if chunk.substeps > 64 => {
-                out.extend([("IN_WORKGROUP", 0.0), ("WORDS", 1.0)]);
-            }
+            Pass::Solve => out.extend(solve_constants(chunk)),
             Pass::Scan => {
                 out.extend([
                     ("VB", chunk.columns as f64),
@@ -753,16 +751,42 @@ fn pairs_constants(problem: &Problem, chunk: &ChunkShape) -> Vec<(&'static str, 
     let c = chunk.tokens;
     let [(rows, row_groups), (columns, column_groups)] = pairs_groups(problem, c);
     let levels = c.ilog2() as usize - 1;
-    // Room in workgroup memory, as in the shader: 64 threads' vec4s, in each level.
-    let quads = 64 / c;
-    let area = levels * (c / 2 * (rows + columns) * quads + c / 2 * quads / 8);
-    vec![
+    let mut out = vec![
         ("LEVELS", levels as f64),
         ("RV", rows as f64),
         ("CV", columns as f64),
         ("ROW_GROUPS", row_groups as f64),
         ("COLUMN_GROUPS", column_groups as f64),
-        ("AREA", area as f64),
+    ];
+    if !problem.normalize {
+        out.extend([("NORM_COUNT", 1.0), ("NORM_PARTS", 1.0)]);
+    }
+    out
+}
+
+/// Where [`Pass::Solve`] keeps `L` and `A`: in workgroup memory as far as they fit.
+fn solve_constants(chunk: &ChunkShape) -> Vec<(&'static str, f64)> {
+    let quads = chunk.substeps / 4;
+    // Rows of A above the first that sees a column, for every four columns. (What is more is zeros.)
+    let skip = if chunk.substeps == 2 * chunk.tokens {
+        2
+    } else {
+        0
+    };
+    let words = |rows: usize, skip: usize| {
+        quads * (chunk.substeps + rows) - (4 + skip) / 2 * quads * (quads - 1)
+    };
+    let (rows, skip, words) = match words(chunk.tokens, skip) {
+        _ if chunk.substeps > 64 => (0, 0, 1),
+        both if both * 4 <= WORKGROUP_WORDS => (chunk.tokens, skip, both),
+        _ => (0, 0, words(0, 0)),
+    };
+    vec![
+        ("IN_WORKGROUP", f64::from(u8::from(words > 1))),
+        ("A_IN_WORKGROUP", f64::from(u8::from(rows > 0))),
+        ("A_ROWS", rows as f64),
+        ("A_SKIP", skip as f64),
+        ("WORDS", words as f64),
     ]
 }
 
