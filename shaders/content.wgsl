@@ -13,9 +13,23 @@ fn content_at(token: u32, i: u32, h: u32, c: u32) -> f32 {
     return 0.0;
   }
   let row = token * FACTORS + i / PATTERN;
-  var z = f32(v[params.v_at + (row * params.value_heads + h) * V + c]);
+  var z = v_load((row * params.value_heads + h) * V + c);
   if (code == CONTENT_W_TIMES_V) {
     z *= x2_load((token * params.value_heads + h) * V + c);
+  }
+  return z;
+}
+
+// The same of columns c .. c + 3, with something else where a column is not there.
+fn content_four_at(token: u32, i: u32, h: u32, c: u32) -> vec4<f32> {
+  let code = select(CONTENT_1, CONTENT_0, i % PATTERN == 0u);
+  if (code == CONTENT_ZERO) {
+    return vec4<f32>();
+  }
+  let row = token * FACTORS + i / PATTERN;
+  var z = v_load_four((row * params.value_heads + h) * V, c);
+  if (code == CONTENT_W_TIMES_V) {
+    z *= x2_load_four((token * params.value_heads + h) * V, c, V);
   }
   return z;
 }

@@ -3,6 +3,6 @@
 fn x2_load(i: u32) -> f32 {
   return 0.0;
 }
-fn x2_load_four(row: u32, d: u32) -> vec4<f32> {
+fn x2_load_four(row: u32, d: u32, size: u32) -> vec4<f32> {
   return vec4<f32>();
 }

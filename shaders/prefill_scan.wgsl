@@ -66,10 +66,7 @@ fn load_contents(
     let column = first_column + at % QUADS * 4u;
     // (Rows that are not there are read from one that is, then dropped: that keeps the loads together.)
     let token = first + min(step / n, chunk.y - 1u);
-    var z = vec4<f32>();
-    for (var c = 0u; c < 4u; c++) {
-      z[c] = content_at(token, step % n, h, min(column + c, V - 1u));
-    }
+    let z = content_four_at(token, step % n, h, column);
     let there = vec4<u32>(column, column + 1u, column + 2u, column + 3u) < vec4<u32>(V);
     (*out)[i] = select(vec4<f32>(), z, there & vec4<bool>(step / n < count));
   }
@@ -89,12 +86,7 @@ fn finish(row: u32, quad: u32, x: vec4<f32>, first: u32, count: u32, h: u32, fir
   if (row < R) {
     right[U_AT + row * QUADS + quad] = x;
   } else if (!TRANSITION && row - R < min(count, C)) {
-    let column = first_column + quad * 4u;
-    let out = params.o_at + ((first + row - R) * params.value_heads + h) * V + column;
-    if (column < V) { o[out] = Element(x.x); }
-    if (column + 1u < V) { o[out + 1u] = Element(x.y); }
-    if (column + 2u < V) { o[out + 2u] = Element(x.z); }
-    if (column + 3u < V) { o[out + 3u] = Element(x.w); }
+    o_store_four(((first + row - R) * params.value_heads + h) * V, first_column + quad * 4u, x);
   }
 }
 

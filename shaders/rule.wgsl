@@ -127,7 +127,7 @@ fn vector_four_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4
   } else if (code == VECTOR_B_TIMES_K) {
     x = factor * k_load_four(key_row(token * FACTORS + i / PATTERN, h), d) * x1_load_four(value_row(token, h), d);
   } else if (code == VECTOR_B) {
-    x = x2_load_four(key_row(token, h), d);
+    x = x2_load_four(key_row(token, h), d, K);
   } else {
     x = factor * x1_load_four(key_row(token, h), d);
   }

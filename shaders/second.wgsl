@@ -5,8 +5,8 @@
 fn x2_load(i: u32) -> f32 {
   return f32(x2[params.x2_at + i]);
 }
-// Channels d .. d + 3 of the row that starts at `row`, of b.
-fn x2_load_four(row: u32, d: u32) -> vec4<f32> {
-  let at = vec4<u32>(params.x2_at + row) + min(vec4<u32>(d, d + 1u, d + 2u, d + 3u), vec4<u32>(K - 1u));
+// Elements d .. d + 3 of the row of `size` elements that starts at `row`; something else of the row for those beyond it.
+fn x2_load_four(row: u32, d: u32, size: u32) -> vec4<f32> {
+  let at = vec4<u32>(params.x2_at + row) + min(vec4<u32>(d, d + 1u, d + 2u, d + 3u), vec4<u32>(size - 1u));
   return vec4<f32>(f32(x2[at.x]), f32(x2[at.y]), f32(x2[at.z]), f32(x2[at.w]));
 }

@@ -1,4 +1,4 @@
-// Stands in for second.wgsl where keys_by_four.wgsl stands in for keys.wgsl: b of RWKV-7.
+// Stands in for second.wgsl where keys_by_four.wgsl or values_by_four.wgsl stands in for the other text of that side.
 
 @group(0) @binding(5) var<storage, read> x2: array<Four>;
 
@@ -6,6 +6,6 @@ fn x2_load(i: u32) -> f32 {
   let at = params.x2_at + i;
   return f32(x2[at / 4u][at % 4u]);
 }
-fn x2_load_four(row: u32, d: u32) -> vec4<f32> {
-  return vec4<f32>(x2[(params.x2_at + row + min(d, K - 4u)) / 4u]);
+fn x2_load_four(row: u32, d: u32, size: u32) -> vec4<f32> {
+  return vec4<f32>(x2[(params.x2_at + row + min(d, size - 4u)) / 4u]);
 }

@@ -1,3 +1,12 @@
-// The value-side operand.
+// The value-side operand, an element at a time. v_load_four takes the number of a row's first element and a column c, and gives
+// columns c .. c + 3 of that row; where a column is not there, something else of the row stands in.
 
 @group(0) @binding(8) var<storage, read> v: array<Element>;  // [tokens * FACTORS, HV, V]
+
+fn v_load(i: u32) -> f32 {
+  return f32(v[params.v_at + i]);
+}
+fn v_load_four(row: u32, c: u32) -> vec4<f32> {
+  let at = vec4<u32>(params.v_at + row) + min(vec4<u32>(c, c + 1u, c + 2u, c + 3u), vec4<u32>(V - 1u));
+  return vec4<f32>(f32(v[at.x]), f32(v[at.y]), f32(v[at.z]), f32(v[at.w]));
+}

@@ -1717,8 +1717,8 @@ pub fn validate_decode<T>(problem: &Problem, tensors: &Tensors<T>) -> Result<()>
     Ok(())
 }
 
-/// Whether what a pass binds of the keys' side can be read four elements at a time: each operand starts and ends at a
-/// multiple of four.
+/// Whether what a pass binds of the keys' and the values' side can be read four elements at a time: each operand starts
+/// and ends at a multiple of four.
 fn lies_by_four(pass: Pass, variant: Variant, params: &Params, bound: &Bindings<'_>) -> bool {
     let four = 4 * variant.element.bytes();
     shaders::bindings(pass, variant)
@@ -1730,6 +1730,8 @@ fn lies_by_four(pass: Pass, variant: Variant, params: &Params, bound: &Bindings<
                 Binding::X1 => params.x1_at,
                 Binding::X2 => params.x2_at,
                 Binding::G => params.g_at,
+                Binding::V => params.v_at,
+                Binding::O => params.o_at,
                 _ => return true,
             };
             let Bound { offset, size, .. } = bound.get(binding);

@@ -87,7 +87,7 @@ pub struct Variant {
     pub gates: bool,
     /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
     pub shared: bool,
-    /// The keys' side is read four channels at a time: see [`can_read_by_four`].
+    /// The keys' side, or that of the values, is read (and written) four elements at a time: see [`can_read_by_four`].
     pub by_four: bool,
     /// Edge of the matrix units' tiles; 0 for passes that use none.
     pub edge: usize,
@@ -242,7 +242,12 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         part!("rule"),
         part!("chunk"),
     );
-    let (values, outputs, content) = (part!("values"), part!("outputs"), part!("content"));
+    let (values, outputs) = if variant.by_four {
+        (part!("values_by_four"), part!("outputs_by_four"))
+    } else {
+        (part!("values"), part!("outputs"))
+    };
+    let content = part!("content");
     let norms = part!("norms");
     let (matrix, tile, matrix_chunk) = (
         part!("matrix"),
@@ -444,10 +449,14 @@ fn touches_contents(pass: Pass) -> bool {
     matches!(pass, Pass::Scan | Pass::Decode | Pass::MatrixScan)
 }
 
-/// Whether a pass has a text that reads the keys' side four channels at a time ([`Variant::by_four`]). It also takes
-/// bindings in which each operand of that side starts at a multiple of four elements, and ends at one.
+/// Whether a pass has a text that reads the keys' or the values' side four elements at a time ([`Variant::by_four`]). It
+/// also takes bindings in which each operand of that side starts at a multiple of four elements, and ends at one.
 pub fn can_read_by_four(pass: Pass, problem: &Problem) -> bool {
-    matches!(pass, Pass::Pairs | Pass::MatrixPairs) && problem.key_dim.is_multiple_of(4)
+    match pass {
+        Pass::Pairs | Pass::MatrixPairs => problem.key_dim.is_multiple_of(4),
+        Pass::Scan => problem.value_dim.is_multiple_of(4),
+        _ => false,
+    }
 }
 
 /// The text that a pass needs for a rule in this form, on slices that share no buffer with what is written.
