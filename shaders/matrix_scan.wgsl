@@ -75,14 +75,11 @@ const NOWHERE = 0xffffffffu;
 fn contents_at(first: u32, count: u32, identity: bool, h: u32, column: u32, i: u32) -> vec4<f32> {
   let row = min(i / QUADS, R - 1u);
   let t = min(row / N, count - 1u);
-  var z = vec4<f32>();
-  for (var q = 0u; q < 4u; q++) {  // unrolled
-    // What is not there is read from the last row or column and dropped: loads without branches overlap.
-    let c = column + i % QUADS * 4u + q;
-    let x = content_at(first + t, row % N, h, min(c, V - 1u));
-    z[q] = select(0.0, x, row / N < count && c < V && !identity);
-  }
-  return z;
+  // What is not there is read from the last row or column and dropped: loads without branches overlap.
+  let c = column + i % QUADS * 4u;
+  let z = content_four_at(first + t, row % N, h, c);
+  let there = vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(V);
+  return select(vec4<f32>(), z, there & vec4<bool>(row / N < count && !identity));
 }
 
 // vec4 number `i` of part `number` of `left`, of `lower` and of part `number` of `writes`, of the chunk whose halves start at
@@ -348,12 +345,7 @@ fn main(
           let t = i / QUADS;
           if (!TRANSITION && t < min(count, CHUNK)) {
             let x = sums[R * QUADS + i] * down * unit;
-            let to = params.o_at + ((first + t) * params.value_heads + h) * V + column + quad * 4u;
-            for (var q = 0u; q < 4u; q++) {  // unrolled
-              if (column + quad * 4u + q < V) {
-                o[to + q] = Element(x[q]);
-              }
-            }
+            o_store_four(((first + t) * params.value_heads + h) * V, column + quad * 4u, x);
           }
         }
       }
