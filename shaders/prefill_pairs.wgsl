@@ -121,7 +121,7 @@ fn four_of(lid: u32) -> u32 {
 // The span of 2^(level + 1) tokens.
 fn widened(span: Span, level: u32) -> Span {
   let x = neighbour(level);
-  let upper = (own_token >> level & 1u) == 1u;
+  let upper = ((own_token >> level) & 1u) == 1u;
   return Span(span.before * select(vec4<f32>(1.0), x, upper), span.after * select(x, vec4<f32>(1.0), upper));
 }
 
@@ -166,7 +166,7 @@ fn put_write(base: u32, column: u32, x: vec4<f32>) {
 
 // This thread's rows or columns as they are at a level, where its token is of the upper or lower half of a span.
 fn put_level(level: u32, span: Span, first_row: u32, alpha: vec4<f32>, r: array<vec4<f32>, 3>, c: array<vec4<f32>, 2>) {
-  let is_row = (own_token >> level & 1u) == 1u;
+  let is_row = ((own_token >> level) & 1u) == 1u;
   let at = level_at(level, pair_of(level, own_token)) + select(RV * QUADS, 0u, is_row) + own_quad % QUADS;
   let f = select(span.after, span.before * alpha, is_row);
   let undecayed = UNDECAYED && is_row && first_row == 0u;
