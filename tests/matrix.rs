@@ -3,11 +3,15 @@
 //! fetches (`cargo test --test matrix -- --ignored`). What holds everywhere comes first.
 
 mod common;
+#[path = "common/device.rs"]
+mod device;
 
 use common::golden::cases;
 use common::{error, exact, half, label, prefill, wait};
 use eda_wgpu::generate::{self, Decays, Gates, Keys, Recipe};
+use eda_wgpu::gpu::kernels::{Kernels, PrefillSettings, Slice};
 use eda_wgpu::gpu::matrix::MatrixUnits;
+use eda_wgpu::gpu::shaders::ChunkShape;
 use eda_wgpu::{
     Backend, Element, Engine, EngineOptions, Error, Operand, PrefillOptions, Problem, Result, Rule,
     Tensors, Tier, adapter,
@@ -170,6 +174,83 @@ fn the_hard_case() {
 
 /// Contents and states of any size neither overflow nor vanish in float16 operands: outputs and states are linear
 /// in them, and powers of two change no bit.
+/// Where workgroup memory is small, a chunk's operands pass through it in parts; where there is work for many workgroups of
+/// the scan, each has 32 columns.
+#[test]
+#[ignore = "needs matrix units"]
+fn operands_in_parts_and_columns_of_both_kinds() {
+    let found = wait(adapter::choose(&options(None)))
+        .expect("an adapter")
+        .expect("an adapter");
+    let units = MatrixUnits::of(&found).expect("matrix units");
+    let (mut parts, mut columns) = (Vec::new(), Vec::new());
+    for (key_dim, value_dim) in [(64, 64), (48, 40), (128, 36)] {
+        for memory in [16 << 10, 20 << 10, 24 << 10, 32 << 10] {
+            let limits = wgpu::Limits {
+                max_compute_workgroup_storage_size: memory,
+                ..found.limits()
+            };
+            for (rule, width) in [(Rule::Eda, 1), (Rule::Eda, 128), (Rule::Kda, 1)] {
+                let problem = Problem::new(rule, [2, 70, 1, 2, key_dim, value_dim]);
+                let shape = [32, 16].into_iter().find_map(|chunk| {
+                    ChunkShape::on_matrix_units(&problem, chunk, units, &limits, width).ok()
+                });
+                let Some(shape) = shape else { continue };
+                let matrix = shape.matrix.expect("a shape on matrix units");
+                parts.extend(matrix.parts);
+                columns.push(matrix.columns);
+
+                let what = format!("{rule}, K {key_dim}, {memory} bytes, {matrix:?}");
+                let host = device::Host::with_matrix_units(&found, limits.clone());
+                let mut kernels = Kernels::with_matrix_units(&host.device, Some(units));
+                kernels.set_width(width);
+                let settings = PrefillSettings {
+                    tier: Tier::Matrix,
+                    chunk: Some(shape.tokens),
+                    segments: Some(1),
+                    ..PrefillSettings::default()
+                };
+                let tensors = generate::tensors(&problem, &Recipe::default());
+                let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC;
+                let bytes = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
+                let mut buffers = Tensors::new();
+                for (operand, values) in tensors.iter() {
+                    buffers.set(operand, host.buffer(&bytes(values), usage));
+                }
+                let mut slices = Tensors::new();
+                for (operand, buffer) in buffers.iter() {
+                    slices.set(operand, Slice::whole(buffer));
+                }
+                let o = host.buffer(&bytes(&vec![f32::NAN; problem.output_len()]), usage);
+                let state = host.buffer(&bytes(&vec![f32::NAN; problem.states_len()]), usage);
+                let (o_slice, state_slice) = (Slice::whole(&o), Slice::whole(&state));
+                let plan = kernels.plan_prefill(&problem, &settings).expect(&what);
+                let call = kernels
+                    .prefill(&plan, &slices, o_slice, state_slice, None)
+                    .expect(&what);
+                let mut encoder = host.encoder();
+                call.record(&mut encoder);
+                host.submit(encoder);
+                let floats = |bytes: Vec<u8>| {
+                    let words = bytes.chunks_exact(4);
+                    words
+                        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                        .collect::<Vec<f32>>()
+                };
+                let outputs = eda_wgpu::Outputs {
+                    o: floats(host.read(&o)),
+                    final_state: floats(host.read(&state)),
+                };
+                let error = error(&outputs, &exact(&problem, &tensors));
+                assert!(error <= LIMIT, "{what}: error {error:.2e}");
+                assert_eq!(host.uncaptured(), 0, "{what}");
+            }
+        }
+    }
+    assert!(parts.iter().any(|&n| n > 1), "no operand in parts");
+    assert!([16, 32].iter().all(|n| columns.contains(n)), "{columns:?}");
+}
+
 /// How many tokens one product of the pairs pass may hold depends on how far they decay: from a token to 16.
 #[test]
 #[ignore = "needs matrix units"]

@@ -294,7 +294,7 @@ pub fn build_pipelines(engine: &GpuEngine, specs: &[Spec], state: Element) -> Re
             let begun = Instant::now();
             let bound = inputs
                 .clone()
-                .and_then(|inputs| bind(engine, &spec, state, &problem, inputs));
+                .and_then(|inputs| bind(engine, spec, state, &problem, inputs));
             (begun.elapsed().as_secs_f64() * 1e3, bound.is_ok())
         };
         if let (first, true) = time() {

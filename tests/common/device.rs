@@ -54,10 +54,27 @@ impl Host {
 
     /// The same on an adapter that is already there.
     pub fn on(adapter: &wgpu::Adapter, limits: wgpu::Limits) -> Self {
+        let features = adapter.features() & wgpu::Features::SHADER_F16;
+        Self::with(adapter, limits, features)
+    }
+
+    /// A device whose matrix units can be used.
+    pub fn with_matrix_units(adapter: &wgpu::Adapter, limits: wgpu::Limits) -> Self {
+        Self::with(adapter, limits, eda_wgpu::gpu::matrix::FEATURES)
+    }
+
+    fn with(adapter: &wgpu::Adapter, limits: wgpu::Limits, features: wgpu::Features) -> Self {
+        let experimental = features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
         let (device, queue) = wait(adapter.request_device(&wgpu::DeviceDescriptor {
             label: Some("host"),
-            required_features: adapter.features() & wgpu::Features::SHADER_F16,
+            required_features: features,
             required_limits: limits,
+            experimental_features: if experimental {
+                // SAFETY: what is experimental are cooperative matrices, in the shaders under test alone.
+                unsafe { wgpu::ExperimentalFeatures::enabled() }
+            } else {
+                wgpu::ExperimentalFeatures::disabled()
+            },
             ..Default::default()
         }))
         .expect("a device with these limits");
