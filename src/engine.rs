@@ -169,6 +169,8 @@ pub struct Run {
     pub compute_ms: f64,
     /// Kernel family that ran; `None` on the CPU engine.
     pub tier: Option<Tier>,
+    /// The most segments of sequences that were computed at the same time; 0 where none was cut.
+    pub segments: usize,
 }
 
 /// Called with (tokens done, tokens in all) as work goes on.

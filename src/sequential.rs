@@ -92,5 +92,6 @@ pub async fn decode(
         outputs: Outputs { o, final_state },
         compute_ms,
         tier: matches!(engine, Engine::Gpu(_)).then_some(Tier::Portable),
+        segments: 0,
     })
 }

@@ -85,6 +85,7 @@ pub async fn prefill(
     let mut state: Option<Vec<f32>> = None;
     let mut compute_ms = 0.0;
     let mut tier = None;
+    let mut segments = 0;
     let mut start = 0;
     for &end in points.iter().chain([&problem.tokens]) {
         let (part, inputs) = piece(problem, tensors, start..end, state.as_deref());
@@ -103,6 +104,7 @@ pub async fn prefill(
         }
         compute_ms += run.compute_ms;
         tier = run.tier;
+        segments = segments.max(run.segments);
         state = Some(run.outputs.final_state);
         start = end;
     }
@@ -114,6 +116,7 @@ pub async fn prefill(
         },
         compute_ms,
         tier,
+        segments,
     })
 }
 

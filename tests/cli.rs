@@ -504,6 +504,7 @@ fn contradictory_flags_are_refused() {
             &["--segments", "--backend cpu"],
         ),
         (&["--segments", "65"], &["65", "--segments", "64"]),
+        (&["--segments", "-1"], &["-1", "--segments", "64"]),
         (&["--chunk", "17"], &["17", "--chunk", "16, 32, 64"]),
         (&["--mode", "chunks"], &["chunks", "--mode", "recurrent"]),
         (&["--rule", "edda"], &["edda", "--rule", "deltaproduct"]),
@@ -561,6 +562,7 @@ fn json_has_exactly_the_promised_keys() {
         "tier",
         "rule",
         "mode",
+        "segments",
         "batch",
         "tokens",
         "heads",
@@ -672,8 +674,10 @@ fn segments_are_computed_at_the_same_time_on_a_gpu() {
     for segments in ["1", "2", "64"] {
         let args = ["run", &file, "--backend", backend, "--json"];
         let flags = ["--segments", segments, "--chunk", "16"];
-        let [o, state] = errors(&json(&eda(&[&args[..], &flags].concat())));
+        let report = json(&eda(&[&args[..], &flags].concat()));
+        let [o, state] = errors(&report);
         assert!(o <= 1e-5 && state <= 1e-5, "{segments}: {o}, {state}");
+        assert_eq!(report["segments"] == 0, segments == "1", "{report}");
     }
 }
 

@@ -106,6 +106,7 @@ impl CpuEngine {
                 outputs,
                 compute_ms: milliseconds(start),
                 tier: None,
+                segments: 0,
             });
         }
         let rounded = round_operands(problem, tensors)?;
@@ -116,6 +117,7 @@ impl CpuEngine {
             outputs,
             compute_ms: milliseconds(start),
             tier: None,
+            segments: 0,
         })
     }
 

@@ -282,6 +282,7 @@ struct InFlight {
     bytes: u64,
     mapping: Mapping,
     stamps: Option<(Owned, u64, Mapping)>,
+    segments: usize,
     _buffers: [Owned; 3],
 }
 
@@ -536,6 +537,7 @@ impl GpuEngine {
 
         let mut o = vec![0.0; problem.output_len()];
         let mut compute_ms = 0.0;
+        let mut segments = 0;
         let mut flying: VecDeque<InFlight> = VecDeque::new();
         let mut done = 0;
         let begun = Instant::now();
@@ -566,6 +568,7 @@ impl GpuEngine {
                 progress,
                 done,
             )?;
+            segments = segments.max(flight.segments);
             flying.push_back(flight);
         }
         while let Some(part) = flying.pop_front() {
@@ -594,6 +597,7 @@ impl GpuEngine {
             outputs: Outputs { o, final_state },
             compute_ms,
             tier: Some(self.tier_of(problem, options)),
+            segments,
         })
     }
 
@@ -684,6 +688,7 @@ impl GpuEngine {
             bytes,
             mapping,
             stamps,
+            segments: plan.segments(),
             _buffers: [inputs, output, scratch],
         })
     }

@@ -415,6 +415,7 @@ async fn prefill_in_turns(
         },
         compute_ms: 0.0,
         tier: None,
+        segments: 0,
     };
     for at in (0..longest).step_by(piece) {
         turn().await?;

@@ -83,7 +83,7 @@ struct Flags {
     chunk: Option<String>,
     /// Segments that a long sequence is cut into on a GPU and that are computed at the same time, in prefill (1 for no
     /// cut); chosen otherwise.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = crate::run::segments, allow_hyphen_values = true)]
     segments: Option<u32>,
     /// Small shapes, fewer samples.
     #[arg(long)]

@@ -15,6 +15,8 @@ pub(crate) struct Report {
     pub(crate) tier: String,
     pub(crate) rule: &'static str,
     pub(crate) mode: &'static str,
+    /// Segments of sequences computed at the same time; 0 where none was cut.
+    pub(crate) segments: usize,
     pub(crate) batch: usize,
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
@@ -53,6 +55,7 @@ impl Report {
             tier: ran.tier,
             rule: problem.rule.name(),
             mode,
+            segments: 0,
             batch: problem.batch,
             tokens: problem.tokens,
             heads: problem.heads,
@@ -111,11 +114,15 @@ impl Report {
             self.value_dim,
             problem.scale()
         )?;
-        writeln!(
+        write!(
             text,
             "ran on   {} ({}, tier {}), mode {}, {}",
             self.adapter, self.backend, self.tier, self.mode, self.dtype
         )?;
+        match self.segments {
+            0 => writeln!(text)?,
+            n => writeln!(text, ", {n} segments at a time")?,
+        }
         writeln!(
             text,
             "time     {:.3} ms compute, {:.3} ms from host to host{}",

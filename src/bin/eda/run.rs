@@ -55,7 +55,7 @@ pub(crate) struct Args {
     chunk: Option<String>,
     /// Segments that a long sequence is cut into on a GPU and that are computed at the same time (mode chunk only;
     /// 1 for no cut); the engine chooses otherwise.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = segments, allow_hyphen_values = true)]
     segments: Option<u32>,
     /// Factor on the output, instead of the file's or K^-1/2.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -141,6 +141,14 @@ impl Args {
             ))),
             None => Ok(()),
         }
+    }
+}
+
+/// `--segments`.
+pub(crate) fn segments(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(n @ 1..=64) => Ok(n),
+        _ => Err("expected a whole number from 1 to 64".into()),
     }
 }
 
@@ -289,6 +297,7 @@ fn compute(
     };
     let mut report = Report::new(problem, ran, args.mode.name(), dtype);
     (report.compute_ms, report.wall_ms) = (run.compute_ms, wall_ms);
+    report.segments = run.segments;
     report.error_o = expected
         .o
         .as_ref()
