@@ -2,7 +2,7 @@
 # Every check of this repository: format, lints, tests, documentation, benches, the shaders in a second
 # WGSL compiler, the package. Installs what is missing on Debian and Ubuntu; says what is missing elsewhere.
 #
-#   scripts/test.sh            all of it (about 20 minutes on two cores once the tools are there)
+#   scripts/test.sh            all of it (about 25 minutes on two cores once the tools are there)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
