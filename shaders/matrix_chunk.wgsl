@@ -8,7 +8,7 @@
 //   powers    [3]               powers of two by which reads, writes and queries are divided, so that float16 holds
 //                               vectors of any size: B and U are over the first, writes over the second, Q and A over
 //                               the third
-//   residual unit [1]           a power of two at which the residual Z - X cannot overflow float16
+//   residual  [1], [1]          a power of two at which the residual Z - X cannot overflow float16, and what bounds it then
 //
 // and in float16 (`halves`), cut into tiles of EDGE x EDGE, each contiguous and row-major:
 //
@@ -30,6 +30,7 @@ override WHOLE_DECAY: u32 = (R + CHUNK) * R;
 override UNIT: u32 = WHOLE_DECAY + KP;
 override POWERS: u32 = UNIT + 1u;
 override RESIDUAL_UNIT: u32 = UNIT + 4u;
+override RESIDUAL_BOUND: u32 = UNIT + 5u;
 override FLOATS: u32 = UNIT + 8u;
 
 override KEY_TILES: u32 = KP / EDGE;

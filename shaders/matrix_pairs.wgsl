@@ -179,7 +179,7 @@ fn main(
     // The scan takes the largest of S and Z to at most 16, and Z over the reads' power: so |Z - X| is below 2^bound.
     let bound = 1 + max(4 - reads_exponent, 5 + i32(firstLeadingBit(KP)) + 1 + max(most - reads_exponent, 0));
     floats[floats_at + RESIDUAL_UNIT] = power(min(15 - bound, 0));
-    floats[floats_at + RESIDUAL_UNIT + 1u] = power(min(bound, 15));
+    floats[floats_at + RESIDUAL_BOUND] = power(min(bound, 15));
   }
   let base = workgroupUniformLoad(&chosen).x;
 

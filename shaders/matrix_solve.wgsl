@@ -203,7 +203,7 @@ fn main(
   // |U| is at most R max |T| times the largest residual, which its own unit keeps below 2^15. The power of two that takes
   // this below 2^15, where it is not already.
   if (lid == 0u) {
-    let residual = floats[floats_at + (RESIDUAL_UNIT + 1u) / 4u][(RESIDUAL_UNIT + 1u) % 4u];
+    let residual = floats[floats_at + RESIDUAL_BOUND / 4u][RESIDUAL_BOUND % 4u];
     let bound = f32(R) * bitcast<f32>(atomicLoad(&largest)) * residual;
     let exponent = bitcast<u32>(bound) >> 23u;
     var unit = 1.0;

@@ -271,16 +271,13 @@ fn decays_of_every_strength() {
             let g = (0..problem.len(Operand::G)).map(|_| -strength * rng.uniform(0.8, 1.0));
             tensors.set(Operand::G, g.collect());
             right(&format!("{rule}, decays of {strength}"), &problem, &tensors);
-            // One channel of one token alone, in the middle of a block.
-            if let Some(g) = tensors.get(Operand::G) {
-                let mut g: Vec<f32> = g.iter().map(|g| g * 0.1 / strength).collect();
-                let at = g.len() / 100 * 37;
-                g[at] = -60.0;
-                let mut once = tensors.clone();
-                once.set(Operand::G, g);
-                right(&format!("{rule}, one decay of 60"), &problem, &once);
-            }
         }
+        // One channel of one token alone, in the middle of a block.
+        let mut g = vec![-0.1; problem.len(Operand::G)];
+        let at = g.len() / 100 * 37;
+        g[at] = -60.0;
+        tensors.set(Operand::G, g);
+        right(&format!("{rule}, one decay of 60"), &problem, &tensors);
     }
 }
 

@@ -84,7 +84,7 @@ struct Flags {
     /// Segments that a long sequence is cut into on a GPU and that are computed at the same time, in prefill (1 for no
     /// cut); chosen otherwise.
     #[arg(long, value_name = "N", value_parser = crate::run::segments, allow_hyphen_values = true)]
-    segments: Option<u32>,
+    segments: Option<usize>,
     /// Small shapes, fewer samples.
     #[arg(long)]
     quick: bool,
@@ -203,7 +203,7 @@ impl Flags {
                     element: self.dtype.into(),
                     // One of three numbers by the parser.
                     chunk: self.chunk.as_ref().and_then(|n| n.parse().ok()),
-                    segments: self.segments.map(|n| n as usize),
+                    segments: self.segments,
                 };
                 // What was asked for twice is measured once.
                 if !specs.contains(&spec) {

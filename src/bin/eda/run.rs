@@ -6,6 +6,7 @@ use crate::{BackendName, Dtype, Failure, TierName, output_file, print, print_jso
 use clap::ValueEnum;
 use eda_wgpu::engine::{Description, Run};
 use eda_wgpu::file::{self, Input, ReadOptions};
+use eda_wgpu::gpu::segments::MOST;
 use eda_wgpu::{
     Backend, DecodeOptions, Engine, EngineOptions, Error, Outputs, PrefillOptions, Problem, Rule,
     relative_error,
@@ -56,7 +57,7 @@ pub(crate) struct Args {
     /// Segments that a long sequence is cut into on a GPU and that are computed at the same time (mode chunk only;
     /// 1 for no cut); the engine chooses otherwise.
     #[arg(long, value_name = "N", value_parser = segments, allow_hyphen_values = true)]
-    segments: Option<u32>,
+    segments: Option<usize>,
     /// Factor on the output, instead of the file's or K^-1/2.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     scale: Option<f32>,
@@ -145,10 +146,10 @@ impl Args {
 }
 
 /// `--segments`.
-pub(crate) fn segments(text: &str) -> Result<u32, String> {
+pub(crate) fn segments(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(n @ 1..=64) => Ok(n),
-        _ => Err("expected a whole number from 1 to 64".into()),
+        Ok(n) if (1..=MOST).contains(&n) => Ok(n),
+        _ => Err(format!("expected a whole number from 1 to {MOST}")),
     }
 }
 
@@ -253,7 +254,7 @@ fn compute(
     let options = PrefillOptions {
         // One of three numbers by the parser.
         chunk: args.chunk.as_ref().and_then(|n| n.parse().ok()),
-        segments: args.segments.map(|n| n as usize),
+        segments: args.segments,
         element: args.dtype.into(),
         allow_non_finite: args.allow_non_finite,
     };
