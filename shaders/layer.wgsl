@@ -2,6 +2,8 @@
 // rest on. WGSL's own exp may be off by several ulp in one direction, which a product over thousands of
 // tokens would add up; these are good to about one ulp everywhere and need neither inf nor NaN.
 
+const LEAST_EXPONENT = 0xC2AE0000u;  // the bits of -87
+
 // exp(x) for |x| <= 87, by x = n ln 2 + r and a polynomial on |r| <= ln(2)/2.
 fn exp_bounded(x: f32) -> f32 {
   let n = round(x * 1.44269504);
@@ -17,13 +19,11 @@ fn exp_bounded(x: f32) -> f32 {
 }
 
 // alpha = exp(g) for g <= 0, -inf included. The bits of negative floats grow with their magnitude, so one
-// comparison of bits takes everything from -87 to -inf to 0 without touching an infinity.
+// comparison of bits takes everything from -87 to -inf to 0 without touching an infinity. (No branch, so that several
+// overlap.)
 fn exp_decay(g: f32) -> f32 {
   let bits = bitcast<u32>(g);
-  if (bits >= 0xC2AE0000u) {
-    return 0.0;
-  }
-  return exp_bounded(bitcast<f32>(bits));
+  return select(exp_bounded(bitcast<f32>(min(bits, LEAST_EXPONENT))), 0.0, bits >= LEAST_EXPONENT);
 }
 
 // exp(-u) - 1 for u >= 0, with no cancellation for small u.
