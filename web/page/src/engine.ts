@@ -10,6 +10,8 @@ export interface Following {
 }
 
 interface Waiting extends Following {
+  method: keyof Methods;
+  argument: unknown;
   resolve: (value: never) => void;
   reject: (error: Error) => void;
 }
@@ -30,6 +32,8 @@ function start(): Worker {
   if (worker) return worker;
   const started = new Worker(new URL("./worker.ts", import.meta.url), { type: "module" });
   started.onmessage = ({ data }) => {
+    // What a thread that was ended has sent before.
+    if (worker !== started) return;
     if ("lost" in data) {
       opening = undefined;
       tell(new Error(`The GPU was lost (${data.lost}). The next calculation opens it again.`));
@@ -48,22 +52,41 @@ function start(): Worker {
   };
   started.onerror = (event) => {
     event.preventDefault();
+    if (worker !== started) return;
     const error = new Error(`The engine ended: ${event.message || "its script could not be loaded"}.`);
-    restart(error);
+    end();
+    opening = undefined;
+    const calls = waiting;
+    waiting = new Map();
+    for (const call of calls.values()) call.reject(error);
     tell(error);
   };
   worker = started;
   return started;
 }
 
-/** Ends the thread; what waits for it fails. */
-function restart(error: Error): void {
+function end(): void {
   worker?.terminate();
   worker = undefined;
-  opening = undefined;
-  const calls = waiting;
-  waiting = new Map();
-  for (const call of calls.values()) call.reject(error);
+}
+
+/**
+ * Ends the thread that a canceled call keeps busy; the next one opens the same engine and is asked for all else that
+ * waits. Listeners hear of it only once that is open: a notice that goes and comes back would move the buttons under
+ * the pointer of a person who has canceled and runs again.
+ */
+function replace(): void {
+  end();
+  for (const [id, { signal, reject }] of waiting) {
+    if (!signal?.aborted) continue;
+    waiting.delete(id);
+    reject(canceled());
+  }
+  const opens = (call: Waiting) => Number(call.method === "open");
+  // Opening comes first: a thread that is asked for anything else opens an engine of its own choice.
+  const asked = [...waiting].sort(([, a], [, b]) => opens(b) - opens(a));
+  if (!asked.some(([, call]) => opens(call))) ask();
+  for (const [id, { method, argument }] of asked) start().postMessage({ id, method, argument });
 }
 
 function tell(state: Opened | Error | undefined): void {
@@ -82,16 +105,13 @@ function post<M extends keyof Methods>(
       reject(canceled());
       return;
     }
-    waiting.set(id, { ...following, resolve: resolve as Waiting["resolve"], reject });
-    const target = start();
-    target.postMessage({ id, method, argument });
+    waiting.set(id, { ...following, method, argument, resolve: resolve as Waiting["resolve"], reject });
+    start().postMessage({ id, method, argument });
     signal?.addEventListener("abort", () => {
-      target.postMessage({ abort: id });
+      if (!waiting.has(id)) return;
+      worker?.postMessage({ abort: id });
       setTimeout(() => {
-        if (waiting.has(id)) {
-          restart(canceled());
-          void open();
-        }
+        if (waiting.has(id)) replace();
       }, PATIENCE_MS);
     });
   });
@@ -102,7 +122,12 @@ export function open(choice: Backend = backend): Promise<Opened> {
   if (opening && choice === backend) return opening;
   backend = choice;
   tell(undefined);
-  const attempt = post("open", choice);
+  return ask();
+}
+
+/** Asks the thread to open it. */
+function ask(): Promise<Opened> {
+  const attempt = post("open", backend);
   opening = attempt;
   attempt.then(
     (state) => opening === attempt && tell(state),
