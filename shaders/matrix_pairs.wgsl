@@ -14,28 +14,34 @@
 // it and down to 2^-10 on the other, and the block's levels are not needed. How large these blocks are is found for each
 // chunk and head.
 
-@group(0) @binding(12) var<storage, read_write> floats: array<f32>;
+@group(0) @binding(12) var<storage, read_write> floats: array<vec4<f32>>;
 @group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
-// A thread holds four channels of RUN successive tokens, at most 4.
+// The channels go through workgroup memory in slabs, so that a multiprocessor holds more workgroups. A thread holds four
+// channels of RUN successive tokens, at most 4.
+override SLABS: u32 = 1u;
 override RUN: u32 = 4u;
 override THREADS: u32 = 256u;
 override SUBGROUPS: u32 = 8u;
-override QUADS: u32 = KP / 4u;
+override SLAB: u32 = KP / SLABS;
+override QUADS: u32 = SLAB / 4u;
 override RUNS: u32 = CHUNK / RUN;
+override RUN_LEVEL: u32 = firstTrailingBit(RUN);
 override LEVELS: u32 = firstTrailingBit(CHUNK);
+override SLAB_TILES: u32 = SLAB / EDGE;
 
 override HALF: u32 = CHUNK / 2u;
-// Rows (reads and the query of HALF tokens) and columns (their writes) of a product, in tiles.
+// Rows (reads and queries of HALF tokens) and columns (their writes) of a product, in tiles. Sub-steps lie in the order
+// in which they happen, the queries behind all reads.
 override DOWN: u32 = ((N + 1u) * HALF + EDGE - 1u) / EDGE;
 override ACROSS: u32 = (N * HALF + EDGE - 1u) / EDGE;
-override ROUNDS: u32 = (DOWN * ACROSS + SUBGROUPS - 1u) / SUBGROUPS;
+override PRODUCT_ROUNDS: u32 = (DOWN * ACROSS + SUBGROUPS - 1u) / SUBGROUPS;
 // vec4 a row; 8 halves more than it holds, to spread the banks.
-override PITCH: u32 = KP / 4u + 2u;
+override PITCH: u32 = QUADS + 2u;
 override ROWS_SIZE: u32 = DOWN * EDGE * PITCH;
 override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
-override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE;
-override TOTALS_SIZE: u32 = RUNS * QUADS;
+override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE / 4u;
+override TOTALS_SIZE: u32 = RUNS * KP / 4u;
 override GATE_COUNT: u32 = N * CHUNK;
 // Levels of a block of tokens that one product may hold, at most, and the least decay over half of it.
 override BASE_MOST: u32 = min(4u, LEVELS - 1u);
@@ -44,12 +50,12 @@ const LEAST_DECAY = 0.0009765625;
 const MOST_READ = 4;
 override NORM_TOKENS: u32 = CHUNK;
 
-var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;
+var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;          // of a slab
 var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;
-var<workgroup> products: array<f32, PRODUCTS_SIZE>;
-var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;  // decay over each run
-var<workgroup> gate: array<f32, GATE_COUNT>;           // [token][sub-step]
-// Bits of the largest read, write (without its gate) and query of the chunk; four words, to keep what follows aligned.
+var<workgroup> products: array<vec4<f32>, PRODUCTS_SIZE>;  // in tiles
+var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;      // decay over each run [slab][run][quad]
+var<workgroup> gate: array<f32, GATE_COUNT>;               // [token][sub-step]
+// Bits of the largest read, write (times its gate) and query of the chunk; four words, to keep what follows aligned.
 var<workgroup> largest: array<atomic<u32>, 4>;
 // Bits of the least decay over half of a block of 1, 2, 3 and 4 levels.
 var<workgroup> least: array<atomic<u32>, 4>;
@@ -62,6 +68,29 @@ fn exponent_of(number: u32, least: i32) -> i32 {
 
 fn power(exponent: i32) -> f32 {
   return bitcast<f32>(u32(exponent + 127) << 23u);
+}
+
+fn least_of(x: vec4<f32>) -> f32 {
+  let y = min(x.xy, x.zw);
+  return min(y.x, y.y);
+}
+
+// Decay over runs `begin` to `end` - 1 of the four channels at `at`.
+fn decay_over(begin: u32, end: u32, at: u32) -> vec4<f32> {
+  var product = vec4<f32>(1.0);
+  for (var i = begin; i < end; i++) {
+    product *= totals[at + i * QUADS];
+  }
+  return product;
+}
+
+// Where row `first + more` of a tiled matrix has its channels d .. d + 3, where `more` is below RUN N and `first` a multiple
+// of it: within one tile if that divides the tile, and then at a fixed distance.
+fn tiled_after(first: u32, more: u32, d: u32) -> u32 {
+  if (EDGE % (RUN * N) == 0u) {
+    return tiled(first, d, KEY_TILES) / 4u + more * (EDGE / 4u);
+  }
+  return tiled(first + more, d, KEY_TILES) / 4u;
 }
 
 @compute @workgroup_size(THREADS)
@@ -81,42 +110,33 @@ fn main(
   let h = params.first_head + head;
   let first = table[chunk].x;
   let count = table[chunk].y;
-  let floats_at = floats_base(chunk, head);
+  let floats_at = floats_base(chunk, head) / 4u;
   let halves_at = halves_base(chunk, head);
-
-  if (lid < 4u) {
-    atomicStore(&largest[lid], 0u);
-    atomicStore(&least[lid], 0x3f800000u);
-  }
-  workgroupBarrier();
   if (NORMALIZE) {
     compute_norms(first, count, h, lid);
   }
+
   // This thread's channels d .. d + 3 of tokens run RUN .. run RUN + RUN - 1. What is not there is read from the last token
   // and dropped: loads without branches overlap.
+  let working = lid < TOTALS_SIZE;
   let quad = lid % QUADS;
-  let run = lid / QUADS;
-  let d = quad * 4u;
-  let working = run < RUNS;
+  let run = lid / QUADS % RUNS;
+  let slab = lid / (QUADS * RUNS);
+  let d = min(slab, SLABS - 1u) * SLAB + quad * 4u;
+  let totals_at = slab * RUNS * QUADS + quad;
   var alpha: array<vec4<f32>, 4>;
-  var total = vec4<f32>(1.0);
-  var peak = vec3<f32>();
+  var query: array<vec4<f32>, 4>;
+  var read: array<vec4<f32>, 16>;   // [RUN][N]
+  var write: array<vec4<f32>, 16>;  // [RUN][N]
   for (var t = 0u; t < RUN; t++) {  // unrolled
     let at = min(run * RUN + t, count - 1u);
-    let live = working && run * RUN + t < count;
-    alpha[t] = select(vec4<f32>(1.0), alpha_four_at(first + at, h, d), live);
-    total *= alpha[t];
-    // (Dead tokens repeat the last, which changes no maximum.)
-    peak.z = max(peak.z, largest_of(query_four_at(first + at, at, h, d)));
+    alpha[t] = alpha_four_at(first + at, h, d);
+    query[t] = query_four_at(first + at, at, h, d);
     for (var i = 0u; i < N; i++) {  // unrolled
-      peak.x = max(peak.x, largest_of(read_four_at(first + at, at, i, h, d)));
-      peak.y = max(peak.y, largest_of(write_four_at(first + at, at, i, h, d)));
+      read[t * N + i] = read_four_at(first + at, at, i, h, d);
+      write[t * N + i] = write_four_at(first + at, at, i, h, d);
     }
   }
-  if (working) {
-    totals[lid] = total;
-  }
-  // (After the rest has been asked for, since the first word that is stored waits for its load.)
   for (var i = lid; i < GATE_COUNT; i += THREADS) {
     var x = 0.0;
     if (i / N < count) {
@@ -124,10 +144,57 @@ fn main(
     }
     gate[i] = x;
   }
-  for (var i = 0u; i < 3u; i++) {
-    let most = subgroupMax(peak[i]);
+  if (lid < 4u) {
+    atomicStore(&largest[lid], 0u);
+    atomicStore(&least[lid], 0x3f800000u);
+  }
+  var total = vec4<f32>(1.0);
+  for (var t = 0u; t < RUN; t++) {  // unrolled
+    alpha[t] = select(vec4<f32>(1.0), alpha[t], working && run * RUN + t < count);
+    total *= alpha[t];
+  }
+  if (working) {
+    totals[lid] = total;
+  }
+  workgroupBarrier();
+
+  // How far a channel decays over half of a block of each size, at most, and the largest of everything. (Numbers that are
+  // not negative are in the order of their bits.)
+  for (var b = 0u; b < 4u; b++) {  // unrolled
+    let half_block = 1u << b;
+    var smallest = 1.0;
+    if (half_block < RUN) {
+      var product = vec4<f32>(1.0);
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        product *= alpha[t];
+        if ((t + 1u) % half_block == 0u) {
+          smallest = min(smallest, least_of(product));
+          product = vec4<f32>(1.0);
+        }
+      }
+    } else if (half_block == RUN) {
+      smallest = least_of(total);
+    } else if (working && run % max(half_block / RUN, 1u) == 0u && run + half_block / RUN <= RUNS) {
+      smallest = least_of(total * decay_over(run + 1u, run + half_block / RUN, totals_at));
+    }
+    let bits = subgroupMin(bitcast<u32>(smallest));
     if (lane == 0u) {
-      atomicMax(&largest[i], bitcast<u32>(most));
+      atomicMin(&least[b], bits);
+    }
+  }
+  // (Dead tokens repeat the last with a gate of zero, which changes no maximum.)
+  var peak = vec3<f32>();
+  for (var t = 0u; t < RUN; t++) {  // unrolled
+    peak.z = max(peak.z, largest_of(query[t]));
+    for (var i = 0u; i < N; i++) {  // unrolled
+      peak.x = max(peak.x, largest_of(read[t * N + i]));
+      peak.y = max(peak.y, abs(gate[(run * RUN + t) * N + i]) * largest_of(write[t * N + i]));
+    }
+  }
+  for (var i = 0u; i < 3u; i++) {  // unrolled
+    let bits = subgroupMax(bitcast<u32>(peak[i]));
+    if (lane == 0u) {
+      atomicMax(&largest[i], bits);
     }
   }
   workgroupBarrier();
@@ -138,33 +205,6 @@ fn main(
   let reads_exponent = select(min(most, 0), most - 10, most > 10);
   let writes_exponent = exponent_of(1u, -24);
   let query_exponent = exponent_of(2u, -24) + max(writes_exponent, 0);
-
-  // How far a channel decays over half of a block of each size, at most.
-  for (var b = 0u; b < 4u; b++) {  // unrolled
-    let half_block = 1u << b;
-    var smallest = 1.0;
-    if (half_block <= RUN) {
-      var product = vec4<f32>(1.0);
-      for (var t = 0u; t < RUN; t++) {  // unrolled
-        product *= alpha[t];
-        if ((t + 1u) % half_block == 0u) {
-          smallest = min(smallest, min(min(product.x, product.y), min(product.z, product.w)));
-          product = vec4<f32>(1.0);
-        }
-      }
-    } else if (working && run % max(half_block / RUN, 1u) == 0u) {
-      var product = total;
-      for (var i = 1u; i < half_block / RUN; i++) {
-        product *= totals[(run + i) * QUADS + quad];
-      }
-      smallest = min(min(product.x, product.y), min(product.z, product.w));
-    }
-    smallest = subgroupMin(smallest);
-    if (lane == 0u) {
-      atomicMin(&least[b], bitcast<u32>(smallest));
-    }
-  }
-  workgroupBarrier();
   if (lid == 0u) {
     var levels = 0u;
     for (var b = 1u; b <= BASE_MOST; b++) {
@@ -173,206 +213,211 @@ fn main(
       }
     }
     chosen = vec4<u32>(levels);
-    floats[floats_at + POWERS] = power(reads_exponent);
-    floats[floats_at + POWERS + 1u] = power(writes_exponent);
-    floats[floats_at + POWERS + 2u] = power(query_exponent);
     // The scan takes the largest of S and Z to at most 16, and Z over the reads' power: so |Z - X| is below 2^bound.
     let bound = 1 + max(4 - reads_exponent, 5 + i32(firstLeadingBit(KP)) + 1 + max(most - reads_exponent, 0));
-    floats[floats_at + RESIDUAL_UNIT] = power(min(15 - bound, 0));
-    floats[floats_at + RESIDUAL_BOUND] = power(min(bound, 15));
+    // (The unit is the solve pass's.)
+    floats[floats_at + UNIT / 4u] = vec4<f32>(1.0, power(reads_exponent), power(writes_exponent), power(query_exponent));
+    floats[floats_at + RESIDUAL_UNIT / 4u] = vec4<f32>(power(min(15 - bound, 0)), power(min(bound, 15)), 0.0, 0.0);
   }
-  let base = workgroupUniformLoad(&chosen).x;
 
-  var query: array<vec4<f16>, 4>;
-  var read: array<vec4<f16>, 16>;   // [N][RUN]
-  var write: array<vec4<f16>, 16>;  // [N][RUN], without gates
+  // As float16 they may be over their powers. What is there: [RUN] or [RUN][N], like above.
+  var q: array<vec4<f16>, 4>;
+  var b: array<vec4<f16>, 16>;
+  var a: array<vec4<f16>, 16>;
   for (var t = 0u; t < RUN; t++) {  // unrolled
-    let at = min(run * RUN + t, count - 1u);
     let there = select(0.0, 1.0, working && run * RUN + t < count);
-    query[t] = vec4<f16>(query_four_at(first + at, at, h, d) * (there * power(-query_exponent)));
+    q[t] = vec4<f16>(query[t] * (there * power(-query_exponent)));
     for (var i = 0u; i < N; i++) {  // unrolled
-      read[i * RUN + t] = vec4<f16>(read_four_at(first + at, at, i, h, d) * (there * power(-reads_exponent)));
-      write[i * RUN + t] = vec4<f16>(write_four_at(first + at, at, i, h, d) * (there * power(-writes_exponent)));
+      b[t * N + i] = vec4<f16>(read[t * N + i] * (there * power(-reads_exponent)));
+      a[t * N + i] = vec4<f16>(write[t * N + i] * (gate[(run * RUN + t) * N + i] * power(-writes_exponent)));
     }
   }
-  // What L and A were divided by on top of what stays.
-  let triangle_power = power(reads_exponent + writes_exponent);
-  let masked_power = power(writes_exponent);
 
   // Reads and queries decayed from the start of the chunk, writes to its end.
   if (working) {
-    var from_start = vec4<f32>(1.0);
-    for (var i = 0u; i < run; i++) {
-      from_start *= totals[i * QUADS + quad];
-    }
-    var to_end = vec4<f32>(1.0);
-    for (var i = run + 1u; i < RUNS; i++) {
-      to_end *= totals[i * QUADS + quad];
-    }
+    var from_start = decay_over(0u, run, totals_at);
+    var to_end = decay_over(run + 1u, RUNS, totals_at);
     if (run == 0u) {
-      let whole = total * to_end;
-      for (var c = 0u; c < 4u; c++) {  // unrolled
-        floats[floats_at + WHOLE_DECAY + d + c] = whole[c];
-      }
+      floats[floats_at + (WHOLE_DECAY + d) / 4u] = total * to_end;
     }
     for (var t = 0u; t < RUN; t++) {  // unrolled
-      let in_chunk = run * RUN + t;
       let before = from_start;
       from_start *= alpha[t];
       for (var i = 0u; i < N; i++) {  // unrolled
         let decay = select(from_start, before, UNDECAYED && i == 0u);
-        let row = in_chunk * N + i;
-        halves[halves_at + tiled(row, d, KEY_TILES) / 4u] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
+        halves[halves_at + tiled_after(run * RUN * N, t * N + i, d)] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
       }
-      halves[halves_at + tiled(R + in_chunk, d, KEY_TILES) / 4u] = vec4<f16>(vec4<f32>(query[t]) * from_start);
+      halves[halves_at + tiled_after(R + run * RUN, t, d)] = vec4<f16>(vec4<f32>(q[t]) * from_start);
     }
     for (var back = 0u; back < RUN; back++) {  // unrolled
       let t = RUN - 1u - back;
-      let in_chunk = run * RUN + t;
       for (var i = 0u; i < N; i++) {  // unrolled
-        let row = in_chunk * N + i;
-        let x = vec4<f32>(write[i * RUN + t]) * (to_end * gate[row]);
-        halves[halves_at + (WRITES + tiled(row, d, KEY_TILES)) / 4u] = vec4<f16>(x);
+        let at = WRITES / 4u + tiled_after(run * RUN * N, t * N + i, d);
+        halves[halves_at + at] = vec4<f16>(vec4<f32>(a[t * N + i]) * to_end);
       }
       to_end *= alpha[t];
     }
   }
+  let base = workgroupUniformLoad(&chosen).x;
+  // What L and A were divided by on top of what stays.
+  let triangle_power = power(reads_exponent + writes_exponent);
+  let masked_power = power(writes_exponent);
 
   for (var level = base; level < LEVELS + 2u; level++) {
     let within = level >= LEVELS;        // the pairs within a block of base levels, of either half of the tokens
     let second = level == LEVELS + 1u;
     let ones = (1u << level) - 1u;
-    if (working && within) {
-      if ((run * RUN >= HALF) == second) {
-        // Decay from the start of a block, over that to its middle.
-        let inside = (1u << base) - 1u;
-        var from_start = vec4<f32>(1.0);
-        var to_middle = vec4<f32>(1.0);
-        let in_run = inside < RUN;  // or in several whole ones
-        if (!in_run) {
-          let block = run * RUN >> base << base;
-          for (var i = block / RUN; i < run; i++) {
-            from_start *= totals[i * QUADS + quad];
-          }
-          for (var i = block / RUN; (i + 1u) * RUN <= block + (inside + 1u) / 2u; i++) {
-            to_middle *= totals[i * QUADS + quad];
-          }
-        }
-        for (var t = 0u; t < RUN; t++) {  // unrolled
-          let in_chunk = run * RUN + t;
-          if ((in_chunk & inside) == 0u) {
-            from_start = vec4<f32>(1.0);
-          }
-          if (in_run) {
-            to_middle = vec4<f32>(1.0);
-            for (var s = 0u; s < RUN; s++) {  // unrolled
-              let before_middle = (s >> base) == (t >> base) && (s & inside) < (inside + 1u) / 2u;
-              to_middle *= select(vec4<f32>(1.0), alpha[s], before_middle);
+    var acc: array<MatrixSum, 32>;
+    for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
+      acc[i] = MatrixSum();
+    }
+    for (var current = 0u; current < SLABS; current++) {
+      if (working && slab == current) {
+        if (within) {
+          if ((run * RUN >= HALF) == second) {
+            // Decay from the middle of a block on, and its inverse before that.
+            let block = (run * RUN) >> base << base;
+            let middle = (block + (1u << base) / 2u) / RUN;
+            var after = vec4<f32>(1.0);
+            if (base > RUN_LEVEL) {
+              after = decay_over(min(run, middle), max(run, middle), totals_at);
+              if (run < middle) {
+                after = 1.0 / after;
+              }
+            } else if (base == RUN_LEVEL) {
+              for (var t = 0u; t < RUN; t++) {  // unrolled
+                if (t < RUN / 2u) {
+                  after *= alpha[t];
+                }
+              }
+              after = 1.0 / after;
+            }
+            let at = run * RUN % HALF;
+            for (var t = 0u; t < RUN; t++) {  // unrolled
+              var before = after;
+              if (base < RUN_LEVEL) {
+                // Blocks of two tokens or one.
+                before = select(vec4<f32>(1.0), 1.0 / alpha[t], base == 1u && t % 2u == 0u);
+              }
+              after = select(before * alpha[t], vec4<f32>(1.0), base == 0u);
+              let inverse = 1.0 / after;
+              for (var i = 0u; i < N; i++) {  // unrolled
+                // A read before the token's own decay sees one factor less.
+                let decay = select(after, before, UNDECAYED && i == 0u);
+                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
+                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(a[t * N + i]) * inverse);
+              }
+              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = vec4<f16>(vec4<f32>(q[t]) * after);
             }
           }
-          let before = from_start / to_middle;
-          from_start *= alpha[t];
-          var factor = from_start / to_middle;
-          var back = to_middle / from_start;
-          if (base == 0u) {
-            factor = vec4<f32>(1.0);
-            back = vec4<f32>(1.0);
+        } else if (level >= RUN_LEVEL) {
+          // A block is one run or several: all tokens are rows or all are columns.
+          let runs = (1u << level) / RUN;
+          let start = run / runs * runs;
+          let at = (run * RUN) >> (level + 1u) << level | (run * RUN & ones);
+          if ((run / runs & 1u) == 1u) {
+            var factor = decay_over(start, run, totals_at);
+            for (var t = 0u; t < RUN; t++) {  // unrolled
+              let before = factor;
+              factor *= alpha[t];
+              for (var i = 0u; i < N; i++) {  // unrolled
+                let decay = select(factor, before, UNDECAYED && i == 0u);
+                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
+              }
+              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = vec4<f16>(vec4<f32>(q[t]) * factor);
+            }
+          } else {
+            var factor = decay_over(run + 1u, start + runs, totals_at);
+            for (var back = 0u; back < RUN; back++) {  // unrolled
+              let t = RUN - 1u - back;
+              for (var i = 0u; i < N; i++) {  // unrolled
+                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(a[t * N + i]) * factor);
+              }
+              factor *= alpha[t];
+            }
           }
-          let at = in_chunk % HALF * PITCH + quad;
-          for (var i = 0u; i < N; i++) {  // unrolled
-            // A read before the token's own decay sees one factor less.
-            let decay = select(factor, before, UNDECAYED && i == 0u);
-            rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
-            columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * back);
+        } else {
+          // Several blocks a run.
+          var before = vec4<f32>(1.0);
+          for (var t = 0u; t < RUN; t++) {  // unrolled
+            if ((t & ones) == 0u) {
+              before = vec4<f32>(1.0);
+            }
+            let factor = before * alpha[t];
+            if (((t >> level) & 1u) == 1u) {
+              let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
+              for (var i = 0u; i < N; i++) {  // unrolled
+                let decay = select(factor, before, UNDECAYED && i == 0u);
+                rows[(at * N + i) * PITCH + quad] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
+              }
+              rows[(N * HALF + at) * PITCH + quad] = vec4<f16>(vec4<f32>(q[t]) * factor);
+            }
+            before = factor;
           }
-          rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
-        }
-      }
-    } else if (working) {
-      // Blocks of this level may be longer than a run: what lies before and after this one in its block.
-      let block = (run * RUN) >> level;
-      var factor = vec4<f32>(1.0);
-      for (var i = (block << level) / RUN; i < run; i++) {
-        factor *= totals[i * QUADS + quad];
-      }
-      for (var t = 0u; t < RUN; t++) {  // unrolled
-        let in_chunk = run * RUN + t;
-        if ((in_chunk & ones) == 0u) {
-          factor = vec4<f32>(1.0);
-        }
-        let before = factor;
-        factor *= alpha[t];
-        if (((in_chunk >> level) & 1u) == 1u) {
-          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
-          for (var i = 0u; i < N; i++) {  // unrolled
-            // A read before the token's own decay sees one factor less.
-            let decay = select(factor, before, UNDECAYED && i == 0u);
-            rows[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(read[i * RUN + t]) * decay);
-          }
-          rows[N * HALF * PITCH + at] = vec4<f16>(vec4<f32>(query[t]) * factor);
-        }
-      }
-      factor = vec4<f32>(1.0);
-      for (var i = run + 1u; i * RUN < (block + 1u) << level; i++) {
-        factor *= totals[i * QUADS + quad];
-      }
-      for (var back = 0u; back < RUN; back++) {  // unrolled
-        let t = RUN - 1u - back;
-        let in_chunk = run * RUN + t;
-        if (((in_chunk + 1u) & ones) == 0u) {
-          factor = vec4<f32>(1.0);
-        }
-        if (((in_chunk >> level) & 1u) == 0u) {
-          let at = (((in_chunk >> (level + 1u)) << level) | (in_chunk & ones)) * PITCH + quad;
-          for (var i = 0u; i < N; i++) {  // unrolled
-            columns[i * HALF * PITCH + at] = vec4<f16>(vec4<f32>(write[i * RUN + t]) * factor);
+          var factor = vec4<f32>(1.0);
+          for (var back = 0u; back < RUN; back++) {  // unrolled
+            let t = RUN - 1u - back;
+            if (((t + 1u) & ones) == 0u) {
+              factor = vec4<f32>(1.0);
+            }
+            if (((t >> level) & 1u) == 0u) {
+              let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
+              for (var i = 0u; i < N; i++) {  // unrolled
+                columns[(at * N + i) * PITCH + quad] = vec4<f16>(vec4<f32>(a[t * N + i]) * factor);
+              }
+            }
+            factor *= alpha[t];
           }
         }
-        factor *= alpha[t];
       }
+      workgroupBarrier();
+
+      // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
+      for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
+        let tile = min(i * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
+        let rows_at = tile / ACROSS * EDGE * PITCH;
+        let columns_at = tile % ACROSS * EDGE * PITCH;
+        for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
+          let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 4u], PITCH);
+          let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 4u], PITCH);
+          acc[i] = coopMultiplyAdd(left, right, acc[i]);
+        }
+      }
+      if (current + 1u < SLABS) {
+        workgroupBarrier();
+      }
+    }
+    for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
+      let tile = min(i * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
+      coopStoreT(acc[i], &products[tile * TILE / 4u], EDGE / 4u);
     }
     workgroupBarrier();
 
-    // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
-    for (var round = 0u; round < ROUNDS; round++) {
-      let tile = min(round * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
-      let rows_at = tile / ACROSS * EDGE * PITCH;
-      let columns_at = tile % ACROSS * EDGE * PITCH;
-      var sum = MatrixSum();
-      for (var x = 0u; x < KEY_TILES; x++) {
-        let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 4u], PITCH);
-        let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 4u], PITCH);
-        sum = coopMultiplyAdd(left, right, sum);
-      }
-      coopStoreT(sum, &products[tile * TILE], EDGE);
-    }
-    workgroupBarrier();
-
-    // What is kept: for each step of each row token, the column tokens of its block and all their steps.
+    // What is kept of it: for each row, the columns of its block, four at a time where they are successive tokens'. (What L
+    // then has on and above its diagonal, and A of what a token does not see, the solve pass drops.)
     let kept = select(level, base, within);
-    for (var i = lid; i < (N + 1u) * N * HALF << kept; i += THREADS) {
-      let column_step = i % N;
-      let row_token = (i / N >> kept) % HALF;
-      let column_token = (row_token >> kept << kept) | (i / N & ((1u << kept) - 1u));
-      let step = (i / N >> kept) / HALF;
-      var t: u32;
-      var s: u32;
-      if (within) {
-        t = row_token + select(0u, HALF, second);
-        s = column_token + select(0u, HALF, second);
-      } else {
-        t = (row_token >> level << (level + 1u)) | (1u << level) | (row_token & ones);
-        s = (column_token >> level << (level + 1u)) | (column_token & ones);
+    let each = select(1u, 4u, (N << kept) % 4u == 0u);
+    let across = (N << kept) / each;
+    for (var i = lid; i < (N + 1u) * HALF * across; i += THREADS) {
+      let row = i / across;
+      let is_query = row >= N * HALF;
+      let token = select(row / N, row - N * HALF, is_query);
+      let first_column = token >> kept << kept;
+      var t = token + select(0u, HALF, second);
+      var s = first_column + select(0u, HALF, second);
+      if (!within) {
+        t = token >> level << (level + 1u) | (1u << level) | (token & ones);
+        s = first_column << 1u;
       }
-      let row = step * HALF + row_token;
-      let column = column_step * HALF + column_token;
-      let x = products[(row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE];
-      if (step == N) {
-        if (s <= t) {
-          floats[floats_at + MASKED + t * R + s * N + column_step] = x * masked_power * gate[s * N + column_step];
-        }
-      } else if (s < t || (s == t && step > column_step)) {
-        floats[floats_at + TRIANGLE + (t * N + step) * R + s * N + column_step] = x * triangle_power * gate[s * N + column_step];
+      let column = first_column * N + i % across * each;
+      let to = s * N + i % across * each;
+      let x = products[((row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE) / 4u];
+      let at = select(TRIANGLE + (t * N + row % N) * R, MASKED + t * R, is_query) + to;
+      let y = x * select(triangle_power, masked_power, is_query);
+      if (each == 4u) {
+        floats[floats_at + at / 4u] = y;
+      } else {
+        floats[floats_at + at / 4u][at % 4u] = y[column % 4u];
       }
     }
   }

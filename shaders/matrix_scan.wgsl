@@ -16,7 +16,7 @@
 
 @group(0) @binding(10) var<storage, read> initial: array<f32>;           // [N, HV, K, V]
 @group(0) @binding(11) var<storage, read_write> state: array<f32>;       // [N, HV, K, V]
-@group(0) @binding(12) var<storage, read> floats: array<f32>;
+@group(0) @binding(12) var<storage, read> floats: array<vec4<f32>>;
 @group(0) @binding(13) var<storage, read> halves: array<vec4<f16>>;
 
 override VB: u32 = 16u;
@@ -29,6 +29,11 @@ override TILES: u32 = ROW_TILES * COLUMN_TILES;              // of (X; Y) and (U
 override STATE_TILES: u32 = KEY_TILES * COLUMN_TILES;
 override TILE_ROUNDS: u32 = (TILES + GROUPS - 1u) / GROUPS;
 override STATE_TILE_ROUNDS: u32 = (STATE_TILES + GROUPS - 1u) / GROUPS;
+// Between the products, OWN columns are those of a team of threads: where that is a subgroup, it finds their powers of
+// two without a barrier.
+override TEAM: u32 = 32u;
+override TEAM_IS_SUBGROUP: bool = true;
+override OWN: u32 = VB / (THREADS / TEAM);
 // Matrix units read storage buffers an element at a time, workgroup memory by the row: so `left`, `lower` and `writes`
 // pass through workgroup memory in turn, the first and last in as many parts (tile columns of `left`, tile rows of
 // `writes`) as it takes to fit. A part is asked for as soon as the one before it has left the registers, a chunk ahead
@@ -44,21 +49,27 @@ override LEFT_ROUNDS: u32 = (LEFT_VECTORS + THREADS - 1u) / THREADS;
 override LOWER_ROUNDS: u32 = (LOWER_VECTORS + THREADS - 1u) / THREADS;
 override WRITE_ROUNDS: u32 = (WRITE_VECTORS + THREADS - 1u) / THREADS;
 override PART_SIZE: u32 = max(max(LEFT_VECTORS, LOWER_VECTORS), WRITE_VECTORS);
-// Matrices in workgroup memory are rows of VB / 4 vec4; those of float16 have two more, to spread the banks.
-override QUADS: u32 = VB / 4u;
-override PITCH: u32 = QUADS + 2u;
-override SUMS_SIZE: u32 = max(R + CHUNK, KP) * QUADS;
-// How many vec4 of S, of Z (and U) and of O a thread has to do with.
-override STATE_ROUNDS: u32 = (KP * QUADS + THREADS - 1u) / THREADS;
-override U_ROUNDS: u32 = (R * QUADS + THREADS - 1u) / THREADS;
-override OUTPUT_ROUNDS: u32 = (CHUNK * QUADS + THREADS - 1u) / THREADS;
-override OPERAND_SIZE: u32 = KP * PITCH;
-override RESIDUAL_SIZE: u32 = R * PITCH;
+// Right operands and products lie in workgroup memory by columns, four rows a vector; vectors a column, those of float16
+// two and of float32 one more than they hold, to spread the banks.
+override KEY_QUADS: u32 = KP / 4u;
+override STEP_QUADS: u32 = R / 4u;
+override OPERAND_PITCH: u32 = KEY_QUADS + 2u;
+override RESIDUAL_PITCH: u32 = STEP_QUADS + 2u;
+override SUMS_PITCH: u32 = max(R + CHUNK, KP) / 4u + 1u;
+override OPERAND_SIZE: u32 = VB * OPERAND_PITCH;
+override RESIDUAL_SIZE: u32 = VB * RESIDUAL_PITCH;
+override SUMS_SIZE: u32 = VB * SUMS_PITCH;
+// How many vectors of each of its columns of S a thread has, of Z (and U), and four columns of O.
+override STATE_ROUNDS: u32 = (KEY_QUADS + TEAM - 1u) / TEAM;
+override U_ROUNDS: u32 = (STEP_QUADS * OWN + TEAM - 1u) / TEAM;
+override OUTPUT_QUADS: u32 = VB / 4u;
+override OUTPUT_ROUNDS: u32 = (CHUNK * OUTPUT_QUADS + THREADS - 1u) / THREADS;
 
 var<workgroup> part: array<vec4<f16>, PART_SIZE>;         // tiles of `left`, `lower` or `writes`
-var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // a product [R + C or K][VB]
-var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // S
-var<workgroup> residual: array<vec4<f16>, RESIDUAL_SIZE>; // Z - X, then U
+var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // a product [VB][R + C or K]
+var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // S [VB][K]
+var<workgroup> residual: array<vec4<f16>, RESIDUAL_SIZE>; // Z - X, then U [VB][R]
+var<workgroup> units: array<vec4<f32>, OUTPUT_QUADS>;     // what each column of S and Z is divided by
 var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of S and Z, for each column
 
 override TRANSITION: bool = false;
@@ -71,21 +82,27 @@ const SOURCE_CARRIED = 2u;
 const SOURCE_IDENTITY = 3u;
 const NOWHERE = 0xffffffffu;
 
-// vec4 number `i` of the contents [R][VB] of a chunk with `count` tokens from `first`; sub-steps without one have zeros.
-fn contents_at(first: u32, count: u32, identity: bool, h: u32, column: u32, i: u32) -> vec4<f32> {
-  let row = min(i / QUADS, R - 1u);
-  let t = min(row / N, count - 1u);
-  // What is not there is read from the last row or column and dropped: loads without branches overlap.
-  let c = column + i % QUADS * 4u;
-  let z = content_four_at(first + t, row % N, h, c);
-  let there = vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(V);
-  return select(vec4<f32>(), z, there & vec4<bool>(row / N < count && !identity));
+// Rows 4 quad .. 4 quad + 3 of column `c` of the contents of a chunk with `count` tokens from `first`.
+fn contents_at(first: u32, count: u32, identity: bool, h: u32, c: u32, quad: u32) -> vec4<f32> {
+  var z: vec4<f32>;
+  for (var i = 0u; i < 4u; i++) {  // unrolled
+    // (What is not there is read from the last token or column and dropped: loads without branches overlap. The step is
+    // known here where N divides 4.)
+    let step = select((quad * 4u + i) % N, i % N, 4u % N == 0u);
+    let t = (quad * 4u + i) / N;
+    let x = content_at(first + min(t, count - 1u), step, h, min(c, V - 1u));
+    z[i] = select(0.0, x, t < count && c < V && !identity);
+  }
+  return z;
 }
 
 // vec4 number `i` of part `number` of `left`, of `lower` and of part `number` of `writes`, of the chunk whose halves start at
 // `halves_at`. (What is not there is read from the last one and dropped.)
 fn left_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
-  var at = min(i, LEFT_VECTORS - 1u);
+  var at = i;
+  if (LEFT_VECTORS % THREADS != 0u) {
+    at = min(i, LEFT_VECTORS - 1u);
+  }
   if (LEFT_PARTS > 1u) {
     let tile = at / (TILE / 4u);
     at = (tile / PART_ACROSS * KEY_TILES + number * PART_ACROSS + tile % PART_ACROSS) * (TILE / 4u) + at % (TILE / 4u);
@@ -94,16 +111,28 @@ fn left_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
 }
 
 fn lower_vector(halves_at: u32, i: u32) -> vec4<f16> {
-  return halves[halves_at + LOWER / 4u + min(i, LOWER_VECTORS - 1u)];
+  var at = i;
+  if (LOWER_VECTORS % THREADS != 0u) {
+    at = min(i, LOWER_VECTORS - 1u);
+  }
+  return halves[halves_at + LOWER / 4u + at];
 }
 
 fn write_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
-  return halves[halves_at + WRITES / 4u + number * WRITE_VECTORS + min(i, WRITE_VECTORS - 1u)];
+  var at = i;
+  if (WRITE_VECTORS % THREADS != 0u) {
+    at = min(i, WRITE_VECTORS - 1u);
+  }
+  return halves[halves_at + WRITES / 4u + number * WRITE_VECTORS + at];
 }
 
-fn powers_at(floats_at: u32) -> vec4<f32> {
-  let at = floats_at + UNIT;
-  return vec4<f32>(floats[at], floats[at + 1u], floats[at + 2u], floats[at + 3u]);
+// The power of two that takes a number with these bits to between 8 and 16, as bits; its inverse as a number.
+fn unit_of(largest_bits: u32) -> u32 {
+  return (clamp(largest_bits >> 23u, 4u, 253u) - 3u) << 23u;
+}
+
+fn inverse_of(unit: u32) -> f32 {
+  return bitcast<f32>(0x7f000000u - unit);
 }
 
 @compute @workgroup_size(THREADS)
@@ -113,7 +142,6 @@ fn main(
   @builtin(local_invocation_index) lid: u32,
   @builtin(subgroup_id) subgroup: u32,
   @builtin(subgroup_invocation_id) lane: u32,
-  @builtin(subgroup_size) lanes: u32,
 ) {
   let item = group.y * groups.x + group.x;
   let blocks = VALUE_BLOCKS + select(0u, KEY_BLOCKS, TRANSITION);
@@ -129,39 +157,44 @@ fn main(
   let state_source = select(piece.w % 4u, SOURCE_IDENTITY, identity);
   let origin = piece.w / 4u * params.value_heads + h;
   let target_state = piece.z * params.value_heads + h;
+  let member = select(lid % TEAM, lane, TEAM_IS_SUBGROUP);
+  let own = select(lid / TEAM, subgroup, TEAM_IS_SUBGROUP) * OWN;  // the first of the team's columns
 
-  // This thread's share of S: four columns, the same in all that it does, of some rows.
-  let quad = lid % QUADS;
-  var kept: array<vec4<f32>, 16>;        // [STATE_ROUNDS]
+  var kept: array<vec4<f32>, 16>;        // S [STATE_ROUNDS][OWN], four channels of a column each
   for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-    let d = (lid + y * THREADS) / QUADS;
-    var x = vec4<f32>();
-    for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = column + quad * 4u + q;
-      if (state_source == SOURCE_IDENTITY) {
-        x[q] = select(0.0, 1.0, d == c && d < K);
-      } else if (d < K && c < V) {
-        let at = (origin * K + d) * V + c;
-        if (state_source == SOURCE_INITIAL) {
-          x[q] = initial[params.initial_at + at];
-        } else if (state_source == SOURCE_CARRIED) {
-          x[q] = state[params.state_at + at];
+    for (var x = 0u; x < OWN; x++) {  // unrolled
+      let c = column + own + x;
+      for (var i = 0u; i < 4u; i++) {  // unrolled
+        let d = (member + y * TEAM) * 4u + i;
+        var s = 0.0;
+        if (state_source == SOURCE_IDENTITY) {
+          s = select(0.0, 1.0, d == c && d < K);
+        } else if (d < K && c < V) {
+          let at = (origin * K + d) * V + c;
+          if (state_source == SOURCE_INITIAL) {
+            s = initial[params.initial_at + at];
+          } else if (state_source == SOURCE_CARRIED) {
+            s = state[params.state_at + at];
+          }
         }
+        kept[y * OWN + x][i] = s;
       }
     }
-    kept[y] = x;
   }
-  for (var i = lid; i < VB; i += THREADS) {
-    atomicStore(&largest[i], 0u);
+  if (!TEAM_IS_SUBGROUP) {
+    for (var i = lid; i < VB; i += THREADS) {
+      atomicStore(&largest[i], 0u);
+    }
+    workgroupBarrier();
   }
-  workgroupBarrier();
 
   // What the next chunk needs of scratch memory and contents is asked for while this one computes.
   var left_part: array<vec4<f16>, 32>;   // [LEFT_ROUNDS]
   var lower_part: array<vec4<f16>, 32>;  // [LOWER_ROUNDS]
   var write_part: array<vec4<f16>, 32>;  // [WRITE_ROUNDS]
   var z: array<vec4<f32>, 16>;           // [U_ROUNDS]
-  var decay: array<f32, 16>;             // [STATE_ROUNDS]
+  var decay: array<vec4<f32>, 16>;       // [STATE_ROUNDS]
+  var acc: array<MatrixSum, 32>;         // [TILE_ROUNDS or STATE_TILE_ROUNDS][2]
   let last = max(piece.x + piece.y, 1u) - 1u;
   var halves_at = halves_base(piece.x, head);
   var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
@@ -169,12 +202,13 @@ fn main(
   var powers = vec4<f32>(1.0);           // unit, then those of reads, writes and queries
   var residual_unit = 1.0;
   if (piece.y > 0u) {
-    let floats_at = floats_base(piece.x, head);
+    let floats_at = floats_base(piece.x, head) / 4u;
     for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
       left_part[y] = left_vector(halves_at, 0u, lid + y * THREADS);
     }
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
-      z[y] = contents_at(rows.x, rows.y, identity, h, column, lid + y * THREADS);
+      let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
+      z[y] = contents_at(rows.x, rows.y, identity, h, column + own + i / STEP_QUADS, i % STEP_QUADS);
     }
     for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
       lower_part[y] = lower_vector(halves_at, lid + y * THREADS);
@@ -183,10 +217,10 @@ fn main(
       write_part[y] = write_vector(halves_at, 0u, lid + y * THREADS);
     }
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      decay[y] = floats[floats_at + WHOLE_DECAY + min((lid + y * THREADS) / QUADS, KP - 1u)];
+      decay[y] = floats[floats_at + WHOLE_DECAY / 4u + min(member + y * TEAM, KEY_QUADS - 1u)];
     }
-    powers = powers_at(floats_at);
-    residual_unit = floats[floats_at + RESIDUAL_UNIT];
+    powers = floats[floats_at + UNIT / 4u];
+    residual_unit = floats[floats_at + RESIDUAL_UNIT / 4u].x;
   }
 
   for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
@@ -194,43 +228,47 @@ fn main(
     let count = rows.y;
     let next = min(chunk + 1u, last);
     let next_halves = halves_base(next, head);
-    let next_floats = floats_base(next, head);
+    let next_floats = floats_base(next, head) / 4u;
 
     // The powers of two of the columns, and S as float16 over them.
-    var peak = vec4<f32>();
-    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      peak = max(peak, abs(kept[y]));
-    }
-    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
-      peak = max(peak, abs(z[y]));
-    }
-    for (var other = QUADS; other < lanes; other *= 2u) {
-      peak = max(peak, subgroupShuffleXor(peak, other));
-    }
-    if (lane < QUADS) {
-      for (var q = 0u; q < 4u; q++) {  // unrolled
-        atomicMax(&largest[quad * 4u + q], bitcast<u32>(peak[q]));
+    var peak: array<f32, 16>;            // [OWN]
+    for (var x = 0u; x < OWN; x++) {  // unrolled
+      peak[x] = 0.0;
+      for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+        peak[x] = max(peak[x], largest_of(kept[y * OWN + x]));
+      }
+      for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
+        let mine = (member + y * TEAM) / STEP_QUADS == x;
+        peak[x] = max(peak[x], select(0.0, largest_of(z[y]), mine));
       }
     }
-    workgroupBarrier();
-    var up: vec4<f32>;
-    var down: vec4<f32>;
-    for (var q = 0u; q < 4u; q++) {  // unrolled
-      let exponent = clamp(atomicLoad(&largest[quad * 4u + q]) >> 23u, 4u, 253u);
-      up[q] = bitcast<f32>((257u - exponent) << 23u);
-      down[q] = bitcast<f32>((exponent - 3u) << 23u);
+    var unit: array<u32, 16>;            // [OWN], bits
+    if (TEAM_IS_SUBGROUP) {
+      for (var x = 0u; x < OWN; x++) {  // unrolled
+        unit[x] = unit_of(subgroupMax(bitcast<u32>(peak[x])));
+      }
+    } else {
+      for (var x = 0u; x < OWN; x++) {  // unrolled
+        atomicMax(&largest[own + x], bitcast<u32>(peak[x]));
+      }
+      workgroupBarrier();
+      for (var x = 0u; x < OWN; x++) {  // unrolled
+        unit[x] = unit_of(atomicLoad(&largest[own + x]));
+      }
     }
-    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      let i = lid + y * THREADS;
-      if (i < KP * QUADS) {
-        operand[i / QUADS * PITCH + quad] = vec4<f16>(kept[y] * up);
+    for (var x = 0u; x < OWN; x++) {  // unrolled
+      for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+        let r = member + y * TEAM;
+        if ((y + 1u) * TEAM <= KEY_QUADS || r < KEY_QUADS) {
+          operand[(own + x) * OPERAND_PITCH + r] = vec4<f16>(kept[y * OWN + x] * inverse_of(unit[x]));
+        }
+      }
+      if (member == x) {
+        units[(own + x) / 4u][(own + x) % 4u] = bitcast<f32>(unit[x]);
       }
     }
 
     // (X; Y). Sums over even and over odd tiles run side by side.
-    var acc: array<MatrixSum, 32>;       // [TILE_ROUNDS][2]
-    var a: array<MatrixLeft, 16>;
-    var b: array<MatrixRight, 16>;
     for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
       acc[2u * i] = MatrixSum();
       acc[2u * i + 1u] = MatrixSum();
@@ -238,7 +276,7 @@ fn main(
     for (var number = 0u; number < LEFT_PARTS; number++) {  // unrolled
       for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
         let i = lid + y * THREADS;
-        if (i < LEFT_VECTORS) {
+        if ((y + 1u) * THREADS <= LEFT_VECTORS || i < LEFT_VECTORS) {
           part[i] = left_part[y];
         }
       }
@@ -250,12 +288,10 @@ fn main(
       for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
         let tile = min(i * GROUPS + subgroup, TILES - 1u);
         for (var x = 0u; x < PART_ACROSS; x++) {  // unrolled
-          let at = (number * PART_ACROSS + x) * EDGE * PITCH + tile % COLUMN_TILES * EDGE / 4u;
-          a[x] = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * PART_ACROSS + x) * (TILE / 4u)], EDGE / 4u);
-          b[x] = coopLoadT<MatrixRight>(&operand[at], PITCH);
-        }
-        for (var x = 0u; x < PART_ACROSS; x++) {  // unrolled
-          acc[2u * i + x % 2u] = coopMultiplyAdd(a[x], b[x], acc[2u * i + x % 2u]);
+          let at = tile % COLUMN_TILES * EDGE * OPERAND_PITCH + (number * PART_ACROSS + x) * EDGE / 4u;
+          let a = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * PART_ACROSS + x) * (TILE / 4u)], EDGE / 4u);
+          let b = coopLoad<MatrixRight>(&operand[at], OPERAND_PITCH);
+          acc[2u * i + x % 2u] = coopMultiplyAdd(a, b, acc[2u * i + x % 2u]);
         }
       }
       if (number + 1u < LEFT_PARTS) {
@@ -264,9 +300,9 @@ fn main(
     }
     for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
       let tile = min(i * GROUPS + subgroup, TILES - 1u);
-      let at = tile / COLUMN_TILES * EDGE * QUADS + tile % COLUMN_TILES * EDGE / 4u;
+      let at = tile % COLUMN_TILES * EDGE * SUMS_PITCH + tile / COLUMN_TILES * EDGE / 4u;
       acc[2u * i] = acc[2u * i] + acc[2u * i + 1u];
-      coopStoreT(acc[2u * i], &sums[at], QUADS);
+      coopStore(acc[2u * i], &sums[at], SUMS_PITCH);
       // What stays of it: Y in the units of (A T) (Z - X), and nothing of X.
       let y_unit = select(0.0, residual_unit / powers.y, tile / COLUMN_TILES * EDGE >= R);
       acc[2u * i] = y_unit * acc[2u * i];
@@ -277,26 +313,32 @@ fn main(
     // Z - X; Z is over the reads' power, as B is.
     let z_unit = 1.0 / powers.y;
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
-      let i = lid + y * THREADS;
-      if (i < R * QUADS) {
-        residual[i / QUADS * PITCH + quad] = vec4<f16>((z[y] * up * z_unit - sums[i]) * residual_unit);
+      let i = member + y * TEAM;
+      if ((y + 1u) * TEAM <= STEP_QUADS * OWN || i < STEP_QUADS * OWN) {
+        let c = own + i / STEP_QUADS;
+        let up = inverse_of(bitcast<u32>(units[c / 4u][c % 4u]));
+        let x = sums[c * SUMS_PITCH + i % STEP_QUADS];
+        residual[c * RESIDUAL_PITCH + i % STEP_QUADS] = vec4<f16>((z[y] * up * z_unit - x) * residual_unit);
       }
     }
     for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
-      if (i < LOWER_VECTORS) {
+      if ((y + 1u) * THREADS <= LOWER_VECTORS || i < LOWER_VECTORS) {
         part[i] = lower_part[y];
       }
     }
-    for (var i = lid; i < VB; i += THREADS) {
-      atomicStore(&largest[i], 0u);
+    if (!TEAM_IS_SUBGROUP) {
+      for (var i = lid; i < VB; i += THREADS) {
+        atomicStore(&largest[i], 0u);
+      }
     }
     workgroupBarrier();
     for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
       lower_part[y] = lower_vector(next_halves, lid + y * THREADS);
     }
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
-      z[y] = contents_at(next_rows.x, next_rows.y, identity, h, column, lid + y * THREADS);
+      let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
+      z[y] = contents_at(next_rows.x, next_rows.y, identity, h, column + own + i / STEP_QUADS, i % STEP_QUADS);
     }
     rows = next_rows;
     next_rows = table[min(chunk + 2u, last)].xy;
@@ -305,47 +347,48 @@ fn main(
     for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
       let tile = min(i * GROUPS + subgroup, TILES - 1u);
       for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
-        let at = x * EDGE * PITCH + tile % COLUMN_TILES * EDGE / 4u;
-        a[x] = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * LOWER_TILES + x) * (TILE / 4u)], EDGE / 4u);
-        b[x] = coopLoadT<MatrixRight>(&residual[at], PITCH);
+        let at = tile % COLUMN_TILES * EDGE * RESIDUAL_PITCH + x * EDGE / 4u;
+        let a = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * LOWER_TILES + x) * (TILE / 4u)], EDGE / 4u);
+        let b = coopLoad<MatrixRight>(&residual[at], RESIDUAL_PITCH);
+        acc[2u * i + x % 2u] = coopMultiplyAdd(a, b, acc[2u * i + x % 2u]);
       }
-      for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
-        acc[2u * i + x % 2u] = coopMultiplyAdd(a[x], b[x], acc[2u * i + x % 2u]);
-      }
-      let at = tile / COLUMN_TILES * EDGE * QUADS + tile % COLUMN_TILES * EDGE / 4u;
-      coopStoreT(acc[2u * i] + acc[2u * i + 1u], &sums[at], QUADS);
+      let at = tile % COLUMN_TILES * EDGE * SUMS_PITCH + tile / COLUMN_TILES * EDGE / 4u;
+      coopStore(acc[2u * i] + acc[2u * i + 1u], &sums[at], SUMS_PITCH);
     }
-    let next_powers = powers_at(next_floats);
-    let next_residual_unit = floats[next_floats + RESIDUAL_UNIT];
+    let next_powers = floats[next_floats + UNIT / 4u];
+    let next_residual_unit = floats[next_floats + RESIDUAL_UNIT / 4u].x;
     workgroupBarrier();
 
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
-      let i = lid + y * THREADS;
-      if (i < R * QUADS) {
-        residual[i / QUADS * PITCH + quad] = vec4<f16>(sums[i] * powers.x);
+      let i = member + y * TEAM;
+      if ((y + 1u) * TEAM <= STEP_QUADS * OWN || i < STEP_QUADS * OWN) {
+        let c = own + i / STEP_QUADS;
+        residual[c * RESIDUAL_PITCH + i % STEP_QUADS] = vec4<f16>(sums[c * SUMS_PITCH + i % STEP_QUADS] * powers.x);
       }
     }
     // What the chunk adds to the state.
-    var add: array<MatrixSum, 32>;       // [STATE_TILE_ROUNDS][2]
     for (var i = 0u; i < STATE_TILE_ROUNDS; i++) {  // unrolled
-      add[2u * i] = MatrixSum();
-      add[2u * i + 1u] = MatrixSum();
+      acc[2u * i] = MatrixSum();
+      acc[2u * i + 1u] = MatrixSum();
     }
     for (var number = 0u; number < WRITE_PARTS; number++) {  // unrolled
       for (var y = 0u; y < WRITE_ROUNDS; y++) {  // unrolled
         let i = lid + y * THREADS;
-        if (i < WRITE_VECTORS) {
+        if ((y + 1u) * THREADS <= WRITE_VECTORS || i < WRITE_VECTORS) {
           part[i] = write_part[y];
         }
       }
       if (number == 0u) {
-        let unit = params.scale * powers.w * powers.y / residual_unit;
+        let o_unit = params.scale * powers.w * powers.y / residual_unit;
         for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
-          let i = lid + y * THREADS;
-          let t = i / QUADS;
+          let t = (lid + y * THREADS) / OUTPUT_QUADS;
+          let quad = (lid + y * THREADS) % OUTPUT_QUADS;
           if (!TRANSITION && t < min(count, CHUNK)) {
-            let x = sums[R * QUADS + i] * down * unit;
-            o_store_four(((first + t) * params.value_heads + h) * V, column + quad * 4u, x);
+            var x: vec4<f32>;
+            for (var i = 0u; i < 4u; i++) {  // unrolled
+              x[i] = sums[(quad * 4u + i) * SUMS_PITCH + (R + t) / 4u][t % 4u];
+            }
+            o_store_four(((first + t) * params.value_heads + h) * V, column + quad * 4u, x * units[quad] * o_unit);
           }
         }
       }
@@ -357,12 +400,10 @@ fn main(
       for (var i = 0u; i < STATE_TILE_ROUNDS; i++) {  // unrolled
         let tile = min(i * GROUPS + subgroup, STATE_TILES - 1u);
         for (var x = 0u; x < PART_STEPS; x++) {  // unrolled
-          let at = (number * PART_STEPS + x) * EDGE * PITCH + tile % COLUMN_TILES * EDGE / 4u;
-          a[x] = coopLoad<MatrixLeft>(&part[(x * KEY_TILES + tile / COLUMN_TILES) * (TILE / 4u)], EDGE / 4u);
-          b[x] = coopLoadT<MatrixRight>(&residual[at], PITCH);
-        }
-        for (var x = 0u; x < PART_STEPS; x++) {  // unrolled
-          add[2u * i + x % 2u] = coopMultiplyAdd(a[x], b[x], add[2u * i + x % 2u]);
+          let at = tile % COLUMN_TILES * EDGE * RESIDUAL_PITCH + (number * PART_STEPS + x) * EDGE / 4u;
+          let a = coopLoad<MatrixLeft>(&part[(x * KEY_TILES + tile / COLUMN_TILES) * (TILE / 4u)], EDGE / 4u);
+          let b = coopLoad<MatrixRight>(&residual[at], RESIDUAL_PITCH);
+          acc[2u * i + x % 2u] = coopMultiplyAdd(a, b, acc[2u * i + x % 2u]);
         }
       }
       if (number + 1u < WRITE_PARTS) {
@@ -371,8 +412,8 @@ fn main(
     }
     for (var i = 0u; i < STATE_TILE_ROUNDS; i++) {  // unrolled
       let tile = min(i * GROUPS + subgroup, STATE_TILES - 1u);
-      let at = tile / COLUMN_TILES * EDGE * QUADS + tile % COLUMN_TILES * EDGE / 4u;
-      coopStoreT(add[2u * i] + add[2u * i + 1u], &sums[at], QUADS);
+      let at = tile % COLUMN_TILES * EDGE * SUMS_PITCH + tile / COLUMN_TILES * EDGE / 4u;
+      coopStore(acc[2u * i] + acc[2u * i + 1u], &sums[at], SUMS_PITCH);
     }
     workgroupBarrier();
     let back = powers.y / powers.x / residual_unit * powers.z;
@@ -380,9 +421,12 @@ fn main(
     residual_unit = next_residual_unit;
     halves_at = next_halves;
     for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-      let i = min(lid + y * THREADS, (KP - 1u) * QUADS + quad);
-      kept[y] = kept[y] * decay[y] + sums[i] * back * down;
-      decay[y] = floats[next_floats + WHOLE_DECAY + i / QUADS];
+      let r = min(member + y * TEAM, KEY_QUADS - 1u);
+      for (var x = 0u; x < OWN; x++) {  // unrolled
+        let added = sums[(own + x) * SUMS_PITCH + r] * back * bitcast<f32>(unit[x]);
+        kept[y * OWN + x] = kept[y * OWN + x] * decay[y] + added;
+      }
+      decay[y] = floats[next_floats + WHOLE_DECAY / 4u + r];
     }
   }
 
@@ -390,17 +434,19 @@ fn main(
     return;
   }
   for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-    let d = (lid + y * THREADS) / QUADS;
-    for (var q = 0u; q < 4u; q++) {  // unrolled
-      let c = column + quad * 4u + q;
-      let x = kept[y][q];
-      if (state_source == SOURCE_IDENTITY) {
-        if (c < K && d < K) {
-          // Transposed, as the join reads it.
-          state[params.transition_at + (target_state * K + c) * K + d] = x;
+    for (var x = 0u; x < OWN; x++) {  // unrolled
+      let c = column + own + x;
+      for (var i = 0u; i < 4u; i++) {  // unrolled
+        let d = (member + y * TEAM) * 4u + i;
+        let s = kept[y * OWN + x][i];
+        if (state_source == SOURCE_IDENTITY) {
+          if (c < K && d < K) {
+            // Transposed, as the join reads it.
+            state[params.transition_at + (target_state * K + c) * K + d] = s;
+          }
+        } else if (c < V && d < K) {
+          state[params.state_at + (target_state * K + d) * V + c] = s;
         }
-      } else if (c < V && d < K) {
-        state[params.state_at + (target_state * K + d) * V + c] = x;
       }
     }
   }

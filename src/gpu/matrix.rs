@@ -20,13 +20,15 @@ pub const FEATURES: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
 impl MatrixUnits {
-    /// The matrix units of an adapter: square tiles of float16 with float32 sums, subgroups of one size, and
+    /// The matrix units of an adapter of Vulkan: square tiles of float16 with float32 sums, subgroups of one size, and
     /// storage buffers enough. `None` where the matrix tier cannot run.
     pub fn of(adapter: &wgpu::Adapter) -> Option<Self> {
         use wgpu::CooperativeScalarType::{F16, F32};
         let info = adapter.get_info();
         let subgroup = info.subgroup_min_size as usize;
-        if !adapter.features().contains(FEATURES)
+        // (Matrix loads take vectors of elements, and strides in vectors, as SPIR-V has it. Metal's take elements.)
+        if info.backend != wgpu::Backend::Vulkan
+            || !adapter.features().contains(FEATURES)
             || info.subgroup_max_size as usize != subgroup
             || !(8..=64).contains(&subgroup)
             || adapter.limits().max_storage_buffers_per_shader_stage < 10
@@ -61,12 +63,15 @@ pub struct MatrixShape {
     pub groups: usize,
     /// Parts in which the scan takes a chunk's `left` through workgroup memory, and `writes`.
     pub parts: [usize; 2],
-    /// Successive tokens of a thread of the pairs pass.
+    /// Successive tokens of a thread of the pairs pass, and slabs in which it takes the channels.
     pub run: usize,
+    slabs: usize,
 }
 
 /// Threads of the solve pass, as in `shaders/matrix_solve.wgsl`.
 const SOLVE_THREADS: usize = 256;
+/// Threads of the scan.
+const SCAN_THREADS: usize = 256;
 /// Rows and columns of a block that the solve pass inverts by substitution.
 const BLOCK: usize = 16;
 
@@ -119,10 +124,10 @@ impl MatrixShape {
             substeps,
             key_pad: problem.key_dim.next_multiple_of(16),
             columns,
-            // (Measured on one card.)
-            groups: (if columns == 16 { 192 } else { 256 } / units.subgroup).max(1),
+            groups: SCAN_THREADS / units.subgroup,
             parts: [1, 1],
             run: 4,
+            slabs: 1,
         };
         let memory = limits.max_compute_workgroup_storage_size as usize;
         let divisors = |tiles: usize| (1..=tiles).filter(move |&parts| tiles.is_multiple_of(parts));
@@ -137,6 +142,12 @@ impl MatrixShape {
                 parts: [across, steps],
                 ..whole
             });
+        // Slabs so small that two workgroups of the pairs pass fit at a time, or one.
+        let slabs = || divisors(across).map(|slabs| Self { slabs, ..shape });
+        let shape = slabs()
+            .find(|shape| 2 * shape.pairs_memory(factors) <= memory)
+            .or_else(|| slabs().find(|shape| shape.pairs_memory(factors) <= memory))
+            .unwrap_or(shape);
         if !shape.fits_registers() {
             return Err(Error::unsupported(
                 format!("key_dim on matrix units for chunks of {tokens}"),
@@ -157,10 +168,7 @@ impl MatrixShape {
                 ));
             }
         }
-        let threads = shape
-            .pairs_threads()
-            .max(SOLVE_THREADS)
-            .max(shape.scan_threads());
+        let threads = shape.pairs_threads().max(SOLVE_THREADS).max(SCAN_THREADS);
         let most = limits.max_compute_invocations_per_workgroup as usize;
         if threads > most {
             return Err(Error::unsupported(
@@ -192,8 +200,12 @@ impl MatrixShape {
         (self.key_pad / 4 * (self.tokens / self.run)).next_multiple_of(64)
     }
 
-    fn scan_threads(&self) -> usize {
-        self.groups * self.units.subgroup
+    /// Tiles that a subgroup of the pairs pass has of a product, at most.
+    fn product_rounds(&self) -> usize {
+        let (edge, half) = (self.units.edge, self.tokens / 2);
+        let n = self.substeps / self.tokens;
+        let tiles = ((n + 1) * half).div_ceil(edge) * (n * half).div_ceil(edge);
+        tiles.div_ceil(self.pairs_threads() / self.units.subgroup)
     }
 
     /// Tiles that a subgroup of the scan has of a product over all rows, and of the one that changes the state, at most.
@@ -215,28 +227,54 @@ impl MatrixShape {
 
     /// How often all threads of the scan take one of `count` things, so that each is taken.
     fn rounds(&self, count: usize) -> usize {
-        count.div_ceil(self.scan_threads())
+        count.div_ceil(SCAN_THREADS)
+    }
+
+    /// Whether a subgroup of the scan is a team, which owns columns between the products.
+    fn team_is_subgroup(&self) -> bool {
+        (self.columns * self.units.subgroup).is_multiple_of(SCAN_THREADS)
+    }
+
+    /// Threads of a team.
+    fn team(&self) -> usize {
+        if self.team_is_subgroup() {
+            self.units.subgroup
+        } else {
+            32
+        }
+    }
+
+    /// Columns of a team.
+    fn own(&self) -> usize {
+        self.columns / (SCAN_THREADS / self.team())
+    }
+
+    /// How often a team takes a vector each, so that all are taken: of a column of S, and of all its columns of U.
+    fn team_rounds(&self) -> [usize; 2] {
+        [self.key_pad / 4, self.substeps / 4 * self.own()]
+            .map(|vectors| vectors.div_ceil(self.team()))
     }
 
     /// Whether what an invocation of the scan holds fits the arrays of `shaders/matrix_scan.wgsl`.
     fn fits_registers(&self) -> bool {
-        let quads = self.columns / 4;
         let steps = self.substeps / self.units.edge;
+        let [state, u] = self.team_rounds();
         self.scan_tiles().into_iter().all(|tiles| 2 * tiles <= 32)
             && self
                 .part_vectors()
                 .into_iter()
                 .all(|n| self.rounds(n) <= 32)
             && (self.key_tiles() / self.parts[0]).max(steps) <= 16
-            && self.rounds(self.key_pad * quads) <= 16
-            && self.rounds(self.substeps * quads) <= 16
+            && state * self.own() <= 16
+            && u <= 16
+            && self.product_rounds() <= 32
     }
 
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
     fn pairs_memory(&self, factors: usize) -> usize {
         let (edge, half) = (self.units.edge, self.tokens / 2);
         let n = self.substeps / self.tokens;
-        let pitch = self.key_pad + 8;
+        let pitch = self.key_pad / self.slabs + 8;
         let down = ((n + 1) * half).next_multiple_of(edge);
         let across = (n * half).next_multiple_of(edge);
         2 * (down + across) * pitch
@@ -258,35 +296,34 @@ impl MatrixShape {
         let part = self.part_vectors().into_iter().max().unwrap_or(0);
         let rows = (self.substeps + self.tokens).max(self.key_pad);
         8 * part
-            + 4 * self.columns * rows
-            + 2 * (self.key_pad + self.substeps) * (self.columns + 8)
-            + 96
+            + 4 * self.columns * (rows + 4)
+            + 2 * self.columns * (self.key_pad + self.substeps + 16)
+            + 8 * self.columns
     }
 
-    /// No fewer loop iterations than an invocation of the scan needs for a chunk.
+    /// No fewer loop iterations than an invocation of the scan needs for a chunk, where its loops are not written out.
     pub fn scan_iterations(&self) -> usize {
-        let (edge, kp) = (self.units.edge, self.key_pad);
-        let rows = self.substeps + self.tokens;
-        // Each vec4 of S, Z, U and O up to eight times (its components, some of them twice); those of the parts twice for
-        // each part.
-        let elements = 8 * (2 * kp + 2 * rows) * self.columns / 4;
-        let staged = 2 * (rows * (kp + self.substeps) + self.substeps * kp) / 4;
         let [tiles, state_tiles] = self.scan_tiles();
-        let [left, writes] = self.parts;
-        self.rounds(elements + staged)
-            + 2 * tiles * (kp + self.substeps) / edge
-            + 2 * state_tiles * self.substeps / edge
-            + 8 * (tiles + state_tiles)
-            + 8 * (left + writes)
-            + 160
+        let [left, lower, writes] = self.part_vectors().map(|n| self.rounds(n));
+        let [state, u] = self.team_rounds();
+        let [left_parts, write_parts] = self.parts;
+        let (across, steps) = (self.key_tiles(), self.substeps / self.units.edge);
+        let outputs = self.rounds(self.tokens * self.columns / 4);
+        let columns = self.own() * (5 + 2 * state + u) + state * (1 + self.own());
+        let left_product = left_parts * (1 + 2 * left + tiles) + tiles * (3 + across);
+        let lower_product = 2 * lower + tiles * (1 + steps);
+        let contents = 7 * u;
+        let write_product =
+            write_parts * (1 + 2 * writes + state_tiles) + state_tiles * (2 + steps) + 5 * outputs;
+        columns + left_product + lower_product + contents + write_product + 8
     }
 
     /// Bounds of the loops that are written out, see [`super::shaders::unroll`].
     pub fn unrolled(&self) -> Vec<(&'static str, usize)> {
         let [tiles, state_tiles] = self.scan_tiles();
         let [left, lower, writes] = self.part_vectors();
-        let quads = self.columns / 4;
         let steps = self.substeps / self.units.edge;
+        let [state, u] = self.team_rounds();
         let solve = |count: usize| count.div_ceil(SOLVE_THREADS);
         vec![
             ("TILE_ROUNDS", tiles),
@@ -299,9 +336,10 @@ impl MatrixShape {
             ("LEFT_ROUNDS", self.rounds(left)),
             ("LOWER_ROUNDS", self.rounds(lower)),
             ("WRITE_ROUNDS", self.rounds(writes)),
-            ("STATE_ROUNDS", self.rounds(self.key_pad * quads)),
-            ("U_ROUNDS", self.rounds(self.substeps * quads)),
-            ("OUTPUT_ROUNDS", self.rounds(self.tokens * quads)),
+            ("STATE_ROUNDS", state),
+            ("OWN", self.own()),
+            ("U_ROUNDS", u),
+            ("OUTPUT_ROUNDS", self.rounds(self.tokens * self.columns / 4)),
             ("TRIANGLE_ROUNDS", solve(self.substeps * self.substeps / 4)),
             ("MASKED_ROUNDS", solve(self.tokens * self.substeps / 4)),
             (
@@ -310,6 +348,8 @@ impl MatrixShape {
             ),
             ("N", self.substeps / self.tokens),
             ("RUN", self.run),
+            ("SLAB_TILES", self.key_tiles() / self.slabs),
+            ("PRODUCT_ROUNDS", self.product_rounds()),
             ("BLOCK", BLOCK),
         ]
     }
@@ -322,12 +362,15 @@ impl MatrixShape {
                 ("THREADS", self.pairs_threads()),
                 ("SUBGROUPS", self.pairs_threads() / self.units.subgroup),
                 ("RUN", self.run),
+                ("SLABS", self.slabs),
             ]),
             Pass::MatrixSolve => {}
             _ => out.extend([
                 ("VB", self.columns),
-                ("THREADS", self.scan_threads()),
+                ("THREADS", SCAN_THREADS),
                 ("GROUPS", self.groups),
+                ("TEAM", self.team()),
+                ("TEAM_IS_SUBGROUP", usize::from(self.team_is_subgroup())),
                 ("LEFT_PARTS", self.parts[0]),
                 ("WRITE_PARTS", self.parts[1]),
             ]),
