@@ -220,7 +220,8 @@ fn main(
     floats[floats_at + RESIDUAL_UNIT / 4u] = vec4<f32>(power(min(15 - bound, 0)), power(min(bound, 15)), 0.0, 0.0);
   }
 
-  // As float16 they may be over their powers. What is there: [RUN] or [RUN][N], like above.
+  // As float16, which they may be over their powers, and are multiplied by decays as float16 too: half the registers and
+  // instructions, for one rounding more. [RUN] or [RUN][N], like above.
   var q: array<vec4<f16>, 4>;
   var b: array<vec4<f16>, 16>;
   var a: array<vec4<f16>, 16>;
@@ -245,15 +246,15 @@ fn main(
       from_start *= alpha[t];
       for (var i = 0u; i < N; i++) {  // unrolled
         let decay = select(from_start, before, UNDECAYED && i == 0u);
-        halves[halves_at + tiled_after(run * RUN * N, t * N + i, d)] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
+        halves[halves_at + tiled_after(run * RUN * N, t * N + i, d)] = b[t * N + i] * vec4<f16>(decay);
       }
-      halves[halves_at + tiled_after(R + run * RUN, t, d)] = vec4<f16>(vec4<f32>(q[t]) * from_start);
+      halves[halves_at + tiled_after(R + run * RUN, t, d)] = q[t] * vec4<f16>(from_start);
     }
     for (var back = 0u; back < RUN; back++) {  // unrolled
       let t = RUN - 1u - back;
       for (var i = 0u; i < N; i++) {  // unrolled
         let at = WRITES / 4u + tiled_after(run * RUN * N, t * N + i, d);
-        halves[halves_at + at] = vec4<f16>(vec4<f32>(a[t * N + i]) * to_end);
+        halves[halves_at + at] = a[t * N + i] * vec4<f16>(to_end);
       }
       to_end *= alpha[t];
     }
@@ -304,10 +305,10 @@ fn main(
               for (var i = 0u; i < N; i++) {  // unrolled
                 // A read before the token's own decay sees one factor less.
                 let decay = select(after, before, UNDECAYED && i == 0u);
-                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
-                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(a[t * N + i]) * inverse);
+                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
+                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(inverse);
               }
-              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = vec4<f16>(vec4<f32>(q[t]) * after);
+              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(after);
             }
           }
         } else if (level >= RUN_LEVEL) {
@@ -322,16 +323,16 @@ fn main(
               factor *= alpha[t];
               for (var i = 0u; i < N; i++) {  // unrolled
                 let decay = select(factor, before, UNDECAYED && i == 0u);
-                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
+                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
               }
-              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = vec4<f16>(vec4<f32>(q[t]) * factor);
+              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(factor);
             }
           } else {
             var factor = decay_over(run + 1u, start + runs, totals_at);
             for (var back = 0u; back < RUN; back++) {  // unrolled
               let t = RUN - 1u - back;
               for (var i = 0u; i < N; i++) {  // unrolled
-                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = vec4<f16>(vec4<f32>(a[t * N + i]) * factor);
+                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(factor);
               }
               factor *= alpha[t];
             }
@@ -348,9 +349,9 @@ fn main(
               let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
               for (var i = 0u; i < N; i++) {  // unrolled
                 let decay = select(factor, before, UNDECAYED && i == 0u);
-                rows[(at * N + i) * PITCH + quad] = vec4<f16>(vec4<f32>(b[t * N + i]) * decay);
+                rows[(at * N + i) * PITCH + quad] = b[t * N + i] * vec4<f16>(decay);
               }
-              rows[(N * HALF + at) * PITCH + quad] = vec4<f16>(vec4<f32>(q[t]) * factor);
+              rows[(N * HALF + at) * PITCH + quad] = q[t] * vec4<f16>(factor);
             }
             before = factor;
           }
@@ -363,7 +364,7 @@ fn main(
             if (((t >> level) & 1u) == 0u) {
               let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
               for (var i = 0u; i < N; i++) {  // unrolled
-                columns[(at * N + i) * PITCH + quad] = vec4<f16>(vec4<f32>(a[t * N + i]) * factor);
+                columns[(at * N + i) * PITCH + quad] = a[t * N + i] * vec4<f16>(factor);
               }
             }
             factor *= alpha[t];

@@ -142,10 +142,12 @@ impl MatrixShape {
                 parts: [across, steps],
                 ..whole
             });
-        // Slabs so small that two workgroups of the pairs pass fit at a time, or one.
+        // Few slabs, since each is two barriers more; but such that two workgroups of the pairs pass fit at a time, where
+        // registers let them.
         let slabs = || divisors(across).map(|slabs| Self { slabs, ..shape });
+        let several = if shape.pairs_threads() <= 256 { 2 } else { 1 };
         let shape = slabs()
-            .find(|shape| 2 * shape.pairs_memory(factors) <= memory)
+            .find(|shape| several * shape.pairs_memory(factors) <= memory)
             .or_else(|| slabs().find(|shape| shape.pairs_memory(factors) <= memory))
             .unwrap_or(shape);
         if !shape.fits_registers() {
