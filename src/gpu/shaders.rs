@@ -343,10 +343,6 @@ pub fn source(pass: Pass, variant: Variant) -> String {
                 ThreadColumns::Two => part!("columns_two"),
                 ThreadColumns::Four => part!("columns_four"),
             },
-            match variant.columns {
-                ThreadColumns::TwoApart => "",
-                ThreadColumns::Two | ThreadColumns::Four => part!("columns_side_by_side"),
-            },
             if variant.by_four {
                 part!("vectors_by_four")
             } else {
