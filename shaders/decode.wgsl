@@ -1,37 +1,30 @@
 // Decode: a few tokens of many sequences, each with its state in a slot of a pool; one dispatch, the state
 // read once and written once.
 //
-// A workgroup takes BLOCKS blocks of COLUMNS columns of one state, one after the other. It holds the K rows of a block in
-// registers, a thread KG rows of WIDTH columns. For each token, S^ = Diag(alpha) S, all the reads y_i = b_i^T S^ and
-// z = q^T S^ are taken in one pass, the sub-steps follow by linearity,
+// A workgroup holds K rows of COLUMNS columns of one state in registers, a thread KG rows of WIDTH columns, LANES
+// apart. For each token, S^ = Diag(alpha) S, all the reads y_i = b_i^T S^ and z = q^T S^ are taken in one pass, the
+// sub-steps follow by linearity,
 //
 //   u_0 = z_0 - y_0,   u_1 = z_1 - y_1 - (b_1 . a_0) u_0,
 //   o = scale (z + (q . a_0) u_0 + (q . a_1) u_1),   S = S^ + a_0 u_0^T + a_1 u_1^T
 //
 // (for EDA: a_0 = gamma e, b_0 = e, z_0 = 0; a_1 = beta k, b_1 = k, z_1 = v). Rules with several factors a token
 // (DeltaProduct) go through the registers once a factor.
-//
-// columns_*.wgsl say which columns are a thread's, vectors.wgsl or vectors_by_four.wgsl how vectors are loaded.
 
 // Two batch rows an entry, each as (row, slot of its state in the binding); plus RESET where the row starts
 // from zero, negative for padding.
 @group(0) @binding(1) var<uniform> slots: array<vec4<i32>, 1024>;
 const RESET = 0x40000000;
 
-override THREADS: u32 = 128u;
+@group(0) @binding(11) var<storage, read_write> state: array<StateElement>;  // [slots, HV, K, V]
+
+override THREADS: u32 = 256u;
 override COLUMNS: u32 = 64u;
-// More than one where ONCE alone. The next block's loads are under way while a block is finished, and the vectors are
-// loaded once for all of them.
-override BLOCKS: u32 = 1u;
-// The dispatch has one token, of one factor. S stays as it was loaded, in half the registers where that is float16, and
-// S^ is found once more for the update.
-override ONCE: bool = false;
+override WIDTH: u32 = 2u;              // 1 or 2
 override LANES: u32 = COLUMNS / WIDTH;
 override GROUPS: u32 = THREADS / LANES;
-override KG: u32 = 32u;                // channels of each group, a multiple of 4, at most MOST_CHANNELS
-override KG4: u32 = KG / 4u;
-override KP4: u32 = GROUPS * KG4;      // vec4s in a padded key vector
-override SPAN: u32 = COLUMNS * BLOCKS;
+override KG: u32 = 16u;                // channels of each group, a multiple of 4, at most 64
+override KP4: u32 = GROUPS * KG / 4u;  // vec4s in a padded key vector
 
 // Vectors of the token, as vec4s over channels.
 var<workgroup> alpha: array<vec4<f32>, KP4>;
@@ -40,24 +33,11 @@ var<workgroup> read_0: array<vec4<f32>, KP4>;
 var<workgroup> read_1: array<vec4<f32>, KP4>;
 var<workgroup> write_0: array<vec4<f32>, KP4>;
 var<workgroup> write_1: array<vec4<f32>, KP4>;
-// Partial sums of the thread groups, y_0, y_1 and z; those of a block are read while those of the next are written.
-override PARTIALS: u32 = THREADS * min(BLOCKS, 2u);
-var<workgroup> partial_0: array<Columns, PARTIALS>;  // [2][GROUPS][LANES]
-var<workgroup> partial_1: array<Columns, PARTIALS>;
-var<workgroup> partial_z: array<Columns, PARTIALS>;
-// The vectors' three dot products, each in DOT_PARTS parts.
-const DOT_PARTS = 4u;
-var<workgroup> partial_dots: array<vec3<f32>, DOT_PARTS>;
+// Partial sums of the thread groups: y_0, y_1, z and the three dot products.
+override READ_COUNT: u32 = THREADS * WIDTH;
+var<workgroup> partial_reads: array<vec3<f32>, READ_COUNT>;  // [WIDTH][GROUPS][LANES]
+var<workgroup> partial_dots: array<vec3<f32>, GROUPS>;
 override NORM_TOKENS: u32 = 1u;
-
-// (Known when the pipeline is built where the sizes fit.)
-fn is_column(c: u32) -> bool {
-  return V % SPAN == 0u || c < V;
-}
-
-fn is_row(channel: u32) -> bool {
-  return GROUPS * KG == K || channel < K;
-}
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -66,43 +46,51 @@ fn main(
   @builtin(local_invocation_index) lid: u32,
 ) {
   let item = group_index(group, groups);
-  let column_spans = (V + SPAN - 1u) / SPAN;
-  if (item >= params.row_count * params.head_count * column_spans) {
+  let column_blocks = (V + COLUMNS - 1u) / COLUMNS;
+  if (item >= params.row_count * params.head_count * column_blocks) {
     return;
   }
-  let h = params.first_head + item / column_spans % params.head_count;
-  let entry = item / column_spans / params.head_count;
+  let h = params.first_head + item / column_blocks % params.head_count;
+  let entry = item / column_blocks / params.head_count;
   let row = u32(slots[entry / 2u][entry % 2u * 2u]);
   let slot = slots[entry / 2u][entry % 2u * 2u + 1u];
   let lane = lid % LANES;
+  let column = item % column_blocks * COLUMNS + lane;
   let thread_group = lid / LANES;
-  var column = item % column_spans * SPAN + first_column(lane);
+  // (Known when the pipeline is built, as is K below, where the sizes fit.)
+  let whole = V % COLUMNS == 0u;
+  let live = whole || column < V;
+  let live_next = WIDTH == 2u && (whole || column + LANES < V);
 
   if (slot < 0) {
     for (var t = params.first_token + thread_group; t < params.last_token; t += GROUPS) {
-      for (var block = 0u; block < BLOCKS; block++) {
-        outputs_store(((row * params.tokens + t) * params.value_heads + h) * V, column + block * COLUMNS, Columns());
+      let at = params.o_at + ((row * params.tokens + t) * params.value_heads + h) * V + column;
+      if (live) {
+        o[at] = Element(0.0);
+      }
+      if (live_next) {
+        o[at + LANES] = Element(0.0);
       }
     }
     return;
   }
-  let state_base = params.state_at + (u32(slot & (RESET - 1)) * params.value_heads + h) * K * V;
+  let state_base =
+    params.state_at + (u32(slot & (RESET - 1)) * params.value_heads + h) * K * V + column;
   let first_channel = thread_group * KG;
 
   // All loads are under way before anything waits for one.
-  var stored: array<StoredColumns, MOST_CHANNELS>;
-  var stored_next: array<StoredColumns, MOST_CHANNELS>;
-  var s: array<Columns, MOST_CHANNELS>;
+  let every = GROUPS * KG == K;
+  var s: array<vec4<f32>, 16>;
+  var s_next: array<vec4<f32>, 16>;
   if (slot < RESET) {
-    for (var j = 0u; j < KG4; j++) {  // unrolled
-      for (var i = 0u; i < 4u; i++) {  // unrolled
+    for (var j = 0u; j < KG / 4u; j++) {
+      for (var i = 0u; i < 4u; i++) {
         let channel = first_channel + j * 4u + i;
-        if (is_row(channel)) {
-          if (ONCE) {
-            stored[j * 4u + i] = state_load(state_base + channel * V, column);
-          } else {
-            s[j * 4u + i] = Columns(state_load(state_base + channel * V, column));
-          }
+        if (live && (every || channel < K)) {
+          s[j][i] = f32(state[state_base + channel * V]);
+        }
+        if (live_next && (every || channel < K)) {
+          s_next[j][i] = f32(state[state_base + channel * V + LANES]);
         }
       }
     }
@@ -113,144 +101,129 @@ fn main(
     if (NORMALIZE) {
       compute_norms(token, 1u, h, lid);
     }
+    var out = vec2<f32>();
     for (var factor = 0u; factor < FACTORS; factor++) {
       let step = factor * PATTERN;
+      let last = factor + 1u == FACTORS;
       // (Early, since what needs them waits for everybody.)
-      var z0 = contents_at(token, step, h, column);
-      var z1 = Columns();
-      if (PATTERN == 2u) {
-        z1 = contents_at(token, step + 1u, h, column);
+      var z0 = vec2<f32>();
+      var z1 = vec2<f32>();
+      if (live) {
+        z0.x = content_at(token, step, h, column);
+        if (PATTERN == 2u) {
+          z1.x = content_at(token, step + 1u, h, column);
+        }
       }
-      if (t > params.first_token || factor > 0u) {
-        // Nobody still reads the vectors before.
-        workgroupBarrier();
+      if (live_next) {
+        z0.y = content_at(token, step, h, column + LANES);
+        if (PATTERN == 2u) {
+          z1.y = content_at(token, step + 1u, h, column + LANES);
+        }
       }
-      stage_vectors(token, t, factor, h, lid);
+      workgroupBarrier();
+      for (var d = lid; d < GROUPS * KG; d += THREADS) {
+        var x = array<f32, 6>();
+        x[0] = 1.0;
+        if (d < K) {
+          if (factor == 0u) {
+            x[0] = alpha_at(token, h, d);
+          }
+          if (last) {
+            x[1] = query_at(token, t, h, d);
+          }
+          x[2] = read_at(token, t, step, h, d);
+          x[4] = gate_at(token, step, h) * write_at(token, t, step, h, d);
+          if (PATTERN == 2u) {
+            x[3] = read_at(token, t, step + 1u, h, d);
+            x[5] = gate_at(token, step + 1u, h) * write_at(token, t, step + 1u, h, d);
+          }
+        }
+        alpha[d / 4u][d % 4u] = x[0];
+        query[d / 4u][d % 4u] = x[1];
+        read_0[d / 4u][d % 4u] = x[2];
+        read_1[d / 4u][d % 4u] = x[3];
+        write_0[d / 4u][d % 4u] = x[4];
+        write_1[d / 4u][d % 4u] = x[5];
+      }
       workgroupBarrier();
 
-      for (var block = 0u; block < BLOCKS; block++) {
-        // y_0, y_1 and z over this thread's channels.
-        var y0 = Columns();
-        var y1 = Columns();
-        var z = Columns();
-        for (var j = 0u; j < KG4; j++) {  // unrolled
-          let at = thread_group * KG4 + j;
-          let decay = alpha[at];
-          let b0 = read_0[at];
-          let b1 = read_1[at];
-          let qs = query[at];
-          for (var i = 0u; i < 4u; i++) {  // unrolled
-            var before: Columns;
-            if (ONCE) {
-              before = Columns(stored[j * 4u + i]);
-            } else {
-              before = s[j * 4u + i];
-            }
-            let d = decay[i] * before;
-            y0 += b0[i] * select(d, before, UNDECAYED);
-            if (PATTERN == 2u) {
-              y1 += b1[i] * d;
-            }
-            z += qs[i] * d;
-            if (!ONCE) {
-              s[j * 4u + i] = d;
-            }
-          }
+      // y_0, y_1 and z over this thread's channels.
+      var reads = vec3<f32>();
+      var reads_next = vec3<f32>();
+      for (var j = 0u; j < KG / 4u; j++) {
+        let at = thread_group * (KG / 4u) + j;
+        let b0 = read_0[at];
+        let b1 = read_1[at];
+        let qs = query[at];
+        let d = s[j] * alpha[at];
+        reads += vec3<f32>(dot(b0, select(d, s[j], UNDECAYED)), dot(b1, d), dot(qs, d));
+        s[j] = d;
+        if (WIDTH == 2u) {
+          let e = s_next[j] * alpha[at];
+          reads_next += vec3<f32>(dot(b0, select(e, s_next[j], UNDECAYED)), dot(b1, e), dot(qs, e));
+          s_next[j] = e;
         }
-        let half = block % 2u * THREADS;
-        partial_0[half + lid] = y0;
-        partial_1[half + lid] = y1;
-        partial_z[half + lid] = z;
-        // The dot products of the vectors are the same for all columns: a thread for each and each part.
-        if (block == 0u && lid < 3u * DOT_PARTS) {
-          var sum = 0.0;
-          for (var j = lid / 3u; j < KP4; j += DOT_PARTS) {
-            sum += dot_term(lid % 3u, j);
-          }
-          partial_dots[lid / 3u][lid % 3u] = sum;
+      }
+      partial_reads[lid] = reads;
+      if (WIDTH == 2u) {
+        partial_reads[(THREADS + lid) % READ_COUNT] = reads_next;
+      }
+      // The dot products of the vectors are the same for all columns: a thread for each and each group's channels.
+      if (lid < 3u * GROUPS) {
+        let first = lid / 3u * (KG / 4u);
+        var sum = 0.0;
+        for (var j = first; j < first + KG / 4u; j++) {
+          let left = select(query[j], read_1[j], lid % 3u == 0u);
+          sum += dot(left, select(write_0[j], write_1[j], lid % 3u == 2u));
         }
-        var z0_next = Columns();
-        var z1_next = Columns();
-        if (block + 1u < BLOCKS) {
-          z0_next = contents_at(token, step, h, column + COLUMNS);
-          if (PATTERN == 2u) {
-            z1_next = contents_at(token, step + 1u, h, column + COLUMNS);
-          }
-          if (slot < RESET) {
-            for (var j = 0u; j < KG4; j++) {  // unrolled
-              for (var i = 0u; i < 4u; i++) {  // unrolled
-                let channel = first_channel + j * 4u + i;
-                if (is_row(channel)) {
-                  stored_next[j * 4u + i] = state_load(state_base + channel * V, column + COLUMNS);
-                }
-              }
-            }
-          }
+        partial_dots[lid / 3u][lid % 3u] = sum;
+      }
+      workgroupBarrier();
+      var y = partial_reads[lane];
+      var y_next = partial_reads[(THREADS + lane) % READ_COUNT];
+      var p = partial_dots[0];
+      for (var i = 1u; i < GROUPS; i++) {
+        y += partial_reads[lane + i * LANES];
+        if (WIDTH == 2u) {
+          y_next += partial_reads[(THREADS + lane + i * LANES) % READ_COUNT];
         }
-        workgroupBarrier();
-        y0 = partial_0[half + lane];
-        y1 = partial_1[half + lane];
-        z = partial_z[half + lane];
-        for (var i = 1u; i < GROUPS; i++) {
-          let at = half + lane + i * LANES;
-          y0 += partial_0[at];
-          if (PATTERN == 2u) {
-            y1 += partial_1[at];
-          }
-          z += partial_z[at];
+        p += partial_dots[i];
+      }
+      let u0 = z0 - vec2<f32>(y.x, y_next.x);
+      var u1 = vec2<f32>();
+      if (PATTERN == 2u) {
+        u1 = z1 - vec2<f32>(y.y, y_next.y) - p.x * u0;
+      }
+      out = params.scale * (vec2<f32>(y.z, y_next.z) + p.y * u0 + p.z * u1);
+      for (var j = 0u; j < KG / 4u; j++) {
+        let at = thread_group * (KG / 4u) + j;
+        let a0 = write_0[at];
+        let a1 = write_1[at];
+        s[j] += a0 * u0.x + a1 * u1.x;
+        if (WIDTH == 2u) {
+          s_next[j] += a0 * u0.y + a1 * u1.y;
         }
-        var p = partial_dots[0];
-        for (var i = 1u; i < DOT_PARTS; i++) {
-          p += partial_dots[i];
-        }
-        let u0 = z0 - y0;
-        var u1 = Columns();
-        if (PATTERN == 2u) {
-          u1 = z1 - y1 - p.x * u0;
-        }
-        if (thread_group == 0u && factor + 1u == FACTORS) {
-          let out = params.scale * (z + p.y * u0 + p.z * u1);
-          outputs_store((token * params.value_heads + h) * V, column, out);
-        }
-        for (var j = 0u; j < KG4; j++) {  // unrolled
-          let at = thread_group * KG4 + j;
-          let decay = alpha[at];
-          let a0 = write_0[at];
-          let a1 = write_1[at];
-          for (var i = 0u; i < 4u; i++) {  // unrolled
-            let change = a0[i] * u0 + a1[i] * u1;
-            if (ONCE) {
-              let channel = first_channel + j * 4u + i;
-              if (is_row(channel)) {
-                let d = decay[i] * Columns(stored[j * 4u + i]);
-                state_store(state_base + channel * V, column, StoredColumns(d + change));
-              }
-            } else {
-              s[j * 4u + i] += change;
-            }
-          }
-        }
-        if (block + 1u < BLOCKS) {
-          column += COLUMNS;
-          z0 = z0_next;
-          z1 = z1_next;
-          for (var j = 0u; j < KG4; j++) {  // unrolled
-            for (var i = 0u; i < 4u; i++) {  // unrolled
-              stored[j * 4u + i] = stored_next[j * 4u + i];
-            }
-          }
-        }
+      }
+    }
+    if (thread_group == 0u) {
+      let at = params.o_at + (token * params.value_heads + h) * V + column;
+      if (live) {
+        o[at] = Element(out.x);
+      }
+      if (live_next) {
+        o[at + LANES] = Element(out.y);
       }
     }
   }
 
-  if (!ONCE) {
-    for (var j = 0u; j < KG4; j++) {  // unrolled
-      for (var i = 0u; i < 4u; i++) {  // unrolled
-        let channel = first_channel + j * 4u + i;
-        if (is_row(channel)) {
-          state_store(state_base + channel * V, column, StoredColumns(s[j * 4u + i]));
-        }
+  for (var j = 0u; j < KG / 4u; j++) {
+    for (var i = 0u; i < 4u; i++) {
+      let channel = first_channel + j * 4u + i;
+      if (live && (every || channel < K)) {
+        state[state_base + channel * V] = StateElement(s[j][i]);
+      }
+      if (live_next && (every || channel < K)) {
+        state[state_base + channel * V + LANES] = StateElement(s_next[j][i]);
       }
     }
   }

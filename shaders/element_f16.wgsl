@@ -1,4 +1,3 @@
 // Inputs and outputs lie in memory as float16; all arithmetic and the states are float32.
 enable f16;
 alias Element = f16;
-alias Four = vec4<Element>;

@@ -1,6 +1,7 @@
 // Stands in for keys.wgsl where K is a multiple of 4 and each of these operands starts at a multiple of 4 elements:
 // four neighbouring channels are then one load instead of four.
 
+alias Four = vec4<Element>;
 @group(0) @binding(2) var<storage, read> q: array<Four>;
 @group(0) @binding(3) var<storage, read> k: array<Four>;
 @group(0) @binding(4) var<storage, read> x1: array<Four>;

@@ -2,10 +2,6 @@
 
 @group(0) @binding(9) var<storage, read_write> o: array<Element>;  // [tokens, HV, V]
 
-fn o_store(i: u32, x: f32) {
-  o[params.o_at + i] = Element(x);
-}
-
 // Those of columns c .. c + 3 that are there, of the row that starts at element `row`.
 fn o_store_four(row: u32, c: u32, x: vec4<f32>) {
   let to = params.o_at + row + c;

@@ -1,5 +1,6 @@
 // Stands in for values.wgsl where V is a multiple of 4 and v starts at a multiple of 4 elements.
 
+alias Four = vec4<Element>;
 @group(0) @binding(8) var<storage, read> v: array<Four>;
 
 fn v_load(i: u32) -> f32 {

@@ -16,11 +16,10 @@
 //! # Ok(()) }
 //! ```
 
-use super::decode::{DecodeShape, decode_shape};
 use super::matrix::{self, MatrixUnits};
 use super::plan::{self, Bounds, Step};
 use super::segments;
-use super::shaders::{self, Access, Binding, ChunkShape, Constant, LoopBound, Pass, Variant};
+use super::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
 use crate::engine::{Element, Tier};
 use crate::error::{Error, Result};
 use crate::problem::{Decay, DecayGate, Operand, Problem, Tensors};
@@ -831,16 +830,12 @@ impl Kernels {
                 let mut variant = self.variant(work.pass, problem, element);
                 variant.by_four = shaders::can_read_by_four(work.pass, problem)
                     && lies_by_four(work.pass, variant, &work.params, &work.bound);
-                let mut constants = shaders::constants(work.pass, problem, Some(&plan.shape));
-                if work.transition {
-                    constants.push(("TRANSITION", 1.0));
-                }
-                let unrolled = plan.shape.matrix.map(|matrix| matrix.unrolled());
-                dispatches.push(self.dispatch(
+                dispatches.push(self.dispatch_variant(
                     work.pass,
                     variant,
                     problem,
-                    (&constants, &unrolled.unwrap_or_default()),
+                    Some(&plan.shape),
+                    work.transition,
                     &work.bound,
                     work.groups,
                 )?);
@@ -1122,7 +1117,7 @@ impl Kernels {
                 &mut writer,
             )?;
             let at = writer.push(params);
-            ready.push((bound, packs, params, at, table_at, count));
+            ready.push((bound, packs, at, table_at, count));
         }
         let uniforms = self.buffer(
             "parameters",
@@ -1130,8 +1125,9 @@ impl Kernels {
             wgpu::BufferUsages::UNIFORM,
             Some(&writer.bytes),
         )?;
+        let columns = problem.value_dim.div_ceil(shaders::DECODE_COLUMNS) as u64;
         let mut steps = Vec::with_capacity(ready.len());
-        for (mut bound, packs, params, at, table_at, count) in ready {
+        for (mut bound, packs, at, table_at, count) in ready {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
             bound.set(Binding::Params, params_at(&uniforms, at));
             bound.set(
@@ -1142,28 +1138,17 @@ impl Kernels {
                     size: ROWS_PER_DISPATCH as u64 * 8,
                 },
             );
-            let mut shape = decode_shape(problem, state);
-            if !states_lie_by(shape.thread_columns.at_once(), state, &params, &bound) {
-                shape = DecodeShape::ANY;
-            }
-            let mut variant = Variant {
+            let groups = (count * problem.value_heads) as u64 * columns;
+            let variant = shaders::Variant {
                 state,
-                columns: shape.thread_columns,
-                ..self.variant(Pass::Decode, problem, element)
+                ..shaders::variant(Pass::Decode, problem, element, 0)
             };
-            variant.by_four = shape.by_four
-                && shaders::can_read_by_four(Pass::Decode, problem)
-                && lies_by_four(Pass::Decode, variant, &params, &bound);
-            let mut constants = shaders::constants(Pass::Decode, problem, None);
-            constants.extend(shape.constants(problem));
-            let unrolled = shape.unrolled(problem);
-            let groups = (count * problem.value_heads) as u64
-                * problem.value_dim.div_ceil(shape.span()) as u64;
-            dispatches.push(self.dispatch(
+            dispatches.push(self.dispatch_variant(
                 Pass::Decode,
                 variant,
                 problem,
-                (&constants, &unrolled),
+                None,
+                false,
                 &bound,
                 groups,
             )?);
@@ -1452,11 +1437,24 @@ impl Kernels {
                 bound.set(Binding::Q, pack.source);
                 bound.set(Binding::Scratch, pack.target);
                 let any = Problem::new(crate::rule::Rule::Linear, [1, 1, 1, 1, 1, 1]);
-                let variant = self.variant(Pass::Pack, &any, Element::F32);
                 let groups = pack.words.div_ceil(256);
-                self.dispatch(Pass::Pack, variant, &any, (&[], &[]), &bound, groups)
+                self.dispatch(Pass::Pack, &any, Element::F32, None, &bound, groups)
             })
             .collect()
+    }
+
+    /// Chooses and builds the pipeline of a pass and binds its buffers.
+    fn dispatch(
+        &self,
+        pass: Pass,
+        problem: &Problem,
+        element: Element,
+        shape: Option<&ChunkShape>,
+        bound: &Bindings<'_>,
+        groups: u64,
+    ) -> Result<Dispatch> {
+        let variant = self.variant(pass, problem, element);
+        self.dispatch_variant(pass, variant, problem, shape, false, bound, groups)
     }
 
     fn variant(&self, pass: Pass, problem: &Problem, element: Element) -> Variant {
@@ -1464,14 +1462,14 @@ impl Kernels {
         shaders::variant(pass, problem, element, edge)
     }
 
-    /// Builds the pipeline of a pass, with its override constants and the bounds of loops to be written out, and binds its
-    /// buffers.
-    fn dispatch(
+    #[allow(clippy::too_many_arguments)]
+    fn dispatch_variant(
         &self,
         pass: Pass,
         mut variant: Variant,
         problem: &Problem,
-        (constants, unrolled): (&[Constant], &[LoopBound]),
+        shape: Option<&ChunkShape>,
+        transition: bool,
         bound: &Bindings<'_>,
         groups: u64,
     ) -> Result<Dispatch> {
@@ -1520,7 +1518,15 @@ impl Kernels {
                 }
             }
         }
-        let pipeline = self.pipeline(pass, variant, constants, unrolled)?;
+        let mut constants = shaders::constants(pass, problem, shape);
+        if transition {
+            constants.push(("TRANSITION", 1.0));
+        }
+        let unrolled = shape
+            .and_then(|s| s.matrix)
+            .map(|matrix| matrix.unrolled())
+            .unwrap_or_default();
+        let pipeline = self.pipeline(pass, variant, &constants, &unrolled)?;
         let entries: Vec<_> = list
             .iter()
             .map(|&(binding, _)| {
@@ -1554,8 +1560,8 @@ impl Kernels {
         &self,
         pass: Pass,
         variant: Variant,
-        constants: &[Constant],
-        unrolled: &[LoopBound],
+        constants: &[(&'static str, f64)],
+        unrolled: &[(&'static str, usize)],
     ) -> Result<Arc<Pipeline>> {
         let key = PipelineKey {
             pass,
@@ -1731,16 +1737,6 @@ fn lies_by_four(pass: Pass, variant: Variant, params: &Params, bound: &Bindings<
             let Bound { offset, size, .. } = bound.get(binding);
             at.is_multiple_of(4) && offset.is_multiple_of(four) && size.is_multiple_of(four)
         })
-}
-
-/// Whether the states in a binding can be read `count` elements at a time: they start and end at a multiple of it. (A row
-/// of theirs is a multiple of it by the problem's size.)
-fn states_lie_by(count: usize, state: Element, params: &Params, bound: &Bindings<'_>) -> bool {
-    let bytes = count as u64 * state.bytes();
-    let Bound { offset, size, .. } = bound.get(Binding::State);
-    params.state_at.is_multiple_of(count as u32)
-        && offset.is_multiple_of(bytes)
-        && size.is_multiple_of(bytes)
 }
 
 /// A dispatch of a prefill before its parameters have a place.

@@ -1,6 +1,5 @@
 //! The GPU path: shaders, the plan of a call, and the recording of it into a command encoder.
 //!
-//! - [`decode`]: how decode cuts the states of a pool into workgroups
 //! - [`engine`]: an opened adapter, with host slices in and host vectors out
 //! - `cache` (feature `pipeline-cache`): pipelines kept on disk between runs
 //! - [`kernels`]: the kernels on a device that somebody else may own
@@ -14,7 +13,6 @@
 
 #[cfg(feature = "pipeline-cache")]
 pub mod cache;
-pub mod decode;
 pub mod engine;
 pub mod kernels;
 pub mod matrix;

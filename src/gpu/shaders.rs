@@ -3,7 +3,6 @@
 //! A pass is the concatenation of a few files of `shaders/`, chosen by element type and by which operands
 //! the rule has; everything else is override constants. The same text goes to every backend and browser.
 
-use super::decode::ThreadColumns;
 use super::matrix::{MatrixShape, MatrixUnits};
 use crate::engine::Element;
 use crate::error::Result;
@@ -90,8 +89,6 @@ pub struct Variant {
     pub shared: bool,
     /// The keys' side, or that of the values, is read (and written) four elements at a time: see [`can_read_by_four`].
     pub by_four: bool,
-    /// Columns of a thread in decode.
-    pub columns: ThreadColumns,
     /// Edge of the matrix units' tiles; 0 for passes that use none.
     pub edge: usize,
 }
@@ -140,11 +137,6 @@ pub enum Access {
     /// Storage buffer, written.
     Write,
 }
-
-/// An override constant and its value.
-pub type Constant = (&'static str, f64);
-/// The bound of loops to be written out, and its value.
-pub type LoopBound = (&'static str, usize);
 
 /// The bindings of a pass.
 pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
@@ -250,10 +242,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         part!("rule"),
         part!("chunk"),
     );
-    // (A thread of decode with two columns has two outputs.)
-    let values_by_four =
-        variant.by_four && (pass != Pass::Decode || variant.columns == ThreadColumns::Four);
-    let (values, outputs) = if values_by_four {
+    let (values, outputs) = if variant.by_four {
         (part!("values_by_four"), part!("outputs_by_four"))
     } else {
         (part!("values"), part!("outputs"))
@@ -338,16 +327,6 @@ pub fn source(pass: Pass, variant: Variant) -> String {
                 Element::F32 => part!("state_f32"),
                 Element::F16 => part!("state_f16"),
             },
-            match variant.columns {
-                ThreadColumns::TwoApart => part!("columns_two_apart"),
-                ThreadColumns::Two => part!("columns_two"),
-                ThreadColumns::Four => part!("columns_four"),
-            },
-            if variant.by_four {
-                part!("vectors_by_four")
-            } else {
-                part!("vectors")
-            },
             norms,
             part!("decode"),
         ],
@@ -376,7 +355,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
 /// cooperative matrices in registers only where every index is a constant, and do not unroll such loops themselves.
 ///
 /// A marked loop reads `for (var i = 0u; i < BOUND; i++) {  // unrolled`, starts a line and ends with a line of its own.
-pub fn unroll(text: &str, bounds: &[LoopBound]) -> String {
+pub fn unroll(text: &str, bounds: &[(&'static str, usize)]) -> String {
     let mut out = String::with_capacity(2 * text.len());
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
@@ -407,7 +386,7 @@ pub fn unroll(text: &str, bounds: &[LoopBound]) -> String {
 }
 
 /// The counter and the number of iterations of a loop to be written out.
-fn unrolled_loop<'a>(line: &'a str, bounds: &[LoopBound]) -> Option<(&'a str, usize)> {
+fn unrolled_loop<'a>(line: &'a str, bounds: &[(&'static str, usize)]) -> Option<(&'a str, usize)> {
     let head = line.trim().strip_suffix("// unrolled")?.trim_end();
     let head = head.strip_prefix("for (var ")?.strip_suffix("++) {")?;
     let (name, rest) = head.split_once(" = 0u; ")?;
@@ -476,7 +455,6 @@ pub fn can_read_by_four(pass: Pass, problem: &Problem) -> bool {
     match pass {
         Pass::Pairs | Pass::MatrixPairs => problem.key_dim.is_multiple_of(4),
         Pass::Scan | Pass::MatrixScan => problem.value_dim.is_multiple_of(4),
-        Pass::Decode => problem.key_dim.is_multiple_of(4),
         _ => false,
     }
 }
@@ -496,7 +474,6 @@ pub fn variant(pass: Pass, problem: &Problem, element: Element, edge: usize) -> 
         gates: touches_rule(pass) && reads_gates(problem),
         shared: false,
         by_four: false,
-        columns: ThreadColumns::TwoApart,
         edge: if pass.is_matrix() { edge } else { 0 },
     }
 }
@@ -529,7 +506,7 @@ pub struct ChunkShape {
 /// Threads of a workgroup of the scan.
 const SCAN_THREADS: usize = 256;
 /// Float words in the 16 KiB of workgroup memory that every device grants.
-pub(crate) const WORKGROUP_WORDS: usize = 4096;
+const WORKGROUP_WORDS: usize = 4096;
 
 impl ChunkShape {
     /// The shape for chunks of `tokens`; `None` where the tiles do not fit 16 KiB.
@@ -635,9 +612,13 @@ pub fn decode_iterations(problem: &Problem) -> usize {
 }
 
 /// Override constants of a pass.
-pub fn constants(pass: Pass, problem: &Problem, chunk: Option<&ChunkShape>) -> Vec<Constant> {
+pub fn constants(
+    pass: Pass,
+    problem: &Problem,
+    chunk: Option<&ChunkShape>,
+) -> Vec<(&'static str, f64)> {
     let update = problem.rule.update();
-    let mut out: Vec<Constant> = vec![
+    let mut out: Vec<(&'static str, f64)> = vec![
         ("K", problem.key_dim as f64),
         ("V", problem.value_dim as f64),
         ("PATTERN", update.pattern.len() as f64),
@@ -740,6 +721,18 @@ pub fn constants(pass: Pass, problem: &Problem, chunk: Option<&ChunkShape>) -> V
             _ => {}
         }
     }
+    if pass == Pass::Decode {
+        let groups = DECODE_THREADS * DECODE_WIDTH / DECODE_COLUMNS;
+        out.extend([
+            ("THREADS", DECODE_THREADS as f64),
+            ("COLUMNS", DECODE_COLUMNS as f64),
+            ("WIDTH", DECODE_WIDTH as f64),
+            (
+                "KG",
+                problem.key_dim.div_ceil(groups).next_multiple_of(4) as f64,
+            ),
+        ]);
+    }
     out
 }
 
@@ -763,7 +756,7 @@ pub fn pairs_workgroups(problem: &Problem, chunk: &ChunkShape) -> usize {
         .product()
 }
 
-fn pairs_constants(problem: &Problem, chunk: &ChunkShape) -> Vec<Constant> {
+fn pairs_constants(problem: &Problem, chunk: &ChunkShape) -> Vec<(&'static str, f64)> {
     let c = chunk.tokens;
     let [(rows, row_groups), (columns, column_groups)] = pairs_groups(problem, c);
     let levels = c.ilog2() as usize - 1;
@@ -781,7 +774,7 @@ fn pairs_constants(problem: &Problem, chunk: &ChunkShape) -> Vec<Constant> {
 }
 
 /// Where [`Pass::Solve`] keeps `L` and `A`: in workgroup memory as far as they fit.
-fn solve_constants(chunk: &ChunkShape) -> Vec<Constant> {
+fn solve_constants(chunk: &ChunkShape) -> Vec<(&'static str, f64)> {
     let quads = chunk.substeps / 4;
     // Rows of A above the first that sees a column, for every four columns. (What is more is zeros.)
     let skip = if chunk.substeps == 2 * chunk.tokens {
@@ -805,3 +798,10 @@ fn solve_constants(chunk: &ChunkShape) -> Vec<Constant> {
         ("WORDS", words as f64),
     ]
 }
+
+/// Threads of a decode workgroup.
+pub const DECODE_THREADS: usize = 128;
+/// Value columns that a decode workgroup covers.
+pub const DECODE_COLUMNS: usize = 64;
+/// Value columns of one of its threads.
+const DECODE_WIDTH: usize = 2;

@@ -2,7 +2,6 @@
 //! size and way of binding. Used by the translation test and by `examples/shaders.rs`.
 #![allow(dead_code, reason = "each of them uses a part of it")]
 
-use eda_wgpu::gpu::decode::{DecodeShape, ThreadColumns, decode_shape};
 use eda_wgpu::gpu::matrix::MatrixUnits;
 use eda_wgpu::gpu::plan::CHUNK_SIZES;
 use eda_wgpu::gpu::shaders::{self, Access, Binding, ChunkShape, Pass, Variant};
@@ -33,7 +32,7 @@ impl Entry {
             Element::F16 => "f16",
         };
         format!(
-            "{}{}-{element}{}{}{}{}{}{}",
+            "{}{}-{element}{}{}{}{}{}",
             self.pass.name(),
             match self.variant.edge {
                 0 => String::new(),
@@ -43,12 +42,7 @@ impl Entry {
             flag(self.variant.second, "-second"),
             flag(self.variant.gates, "-gates"),
             flag(self.variant.shared, "-shared"),
-            flag(self.variant.by_four, "-four"),
-            match self.variant.columns {
-                ThreadColumns::TwoApart => "",
-                ThreadColumns::Two => "-columns2",
-                ThreadColumns::Four => "-columns4",
-            }
+            flag(self.variant.by_four, "-four")
         )
     }
 
@@ -138,41 +132,6 @@ fn can_share(pass: Pass, variant: Variant) -> bool {
     storage.count() > 1
 }
 
-/// Shapes of decode's workgroups: what this problem is given, and others that a device may turn out to be faster with.
-fn decode_shapes(problem: &Problem, state: Element, others: bool) -> Vec<DecodeShape> {
-    let mut out = vec![decode_shape(problem, state), DecodeShape::ANY];
-    if !others {
-        return out;
-    }
-    let thread_columns = [
-        ThreadColumns::TwoApart,
-        ThreadColumns::Two,
-        ThreadColumns::Four,
-    ];
-    for (columns, threads, once, blocks) in [
-        (64, 128, false, 1),
-        (128, 256, false, 1),
-        (64, 128, true, 1),
-        (32, 64, true, 2),
-    ] {
-        for thread_columns in thread_columns {
-            for by_four in [false, true] {
-                let shape = DecodeShape {
-                    columns,
-                    threads,
-                    thread_columns,
-                    by_four,
-                    once,
-                    blocks,
-                    written_out: true,
-                };
-                out.extend(shape.fits(problem).then_some(shape));
-            }
-        }
-    }
-    out
-}
-
 /// Every entry of the portable tier and of decode, each once.
 pub fn entries() -> Vec<Entry> {
     list(false)
@@ -186,23 +145,22 @@ pub fn matrix_entries() -> Vec<Entry> {
 fn list(matrix_tier: bool) -> Vec<Entry> {
     let mut seen = HashSet::new();
     let mut out = Vec::new();
-    let mut push = |entry: Entry| {
-        let bits = |&(n, x): &(&'static str, f64)| (n, x.to_bits());
-        let bits: Vec<_> = entry.constants.iter().map(bits).collect();
-        if seen.insert((entry.pass, entry.variant, bits)) {
-            out.push(entry);
-        }
-    };
-    let elements = [Element::F32, Element::F16];
-    let add = |push: &mut dyn FnMut(Entry),
-               pass: Pass,
-               problem: &Problem,
-               shape: Option<&ChunkShape>| {
+    let mut add = |pass: Pass, problem: &Problem, shape: Option<&ChunkShape>| {
         let matrix = shape.and_then(|s| s.matrix.as_ref());
         let edge = matrix.map_or(0, |m| m.units.edge);
-        for element in elements {
+        let all = [Element::F32, Element::F16];
+        let states = if pass == Pass::Decode {
+            &all[..]
+        } else {
+            &all[..1]
+        };
+        for (element, &state) in all
+            .into_iter()
+            .flat_map(|e| states.iter().map(move |s| (e, s)))
+        {
             for (shared, by_four) in [(false, false), (true, false), (false, true), (true, true)] {
                 let mut variant = shaders::variant(pass, problem, element, edge);
+                variant.state = state;
                 variant.shared = shared;
                 variant.by_four = by_four;
                 if shared && !can_share(pass, variant)
@@ -218,45 +176,16 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                 for &transition in runs {
                     let mut constants = shaders::constants(pass, problem, shape);
                     constants.extend(transition);
-                    push(Entry {
-                        problem: problem.clone(),
-                        pass,
-                        variant,
-                        constants,
-                        loops: matrix.map(|m| m.unrolled()).unwrap_or_default(),
-                    });
-                }
-            }
-        }
-    };
-    let add_decode = |push: &mut dyn FnMut(Entry), problem: &Problem, others: bool| {
-        for (element, state) in elements.into_iter().flat_map(|e| elements.map(|s| (e, s))) {
-            for (i, shape) in decode_shapes(problem, state, others).iter().enumerate() {
-                for shared in [false, true] {
-                    // (Of the others, some.)
-                    if i > 1 && (shared || element == Element::F16 && state == Element::F32) {
-                        continue;
+                    let bits: Vec<_> = constants.iter().map(|&(n, x)| (n, x.to_bits())).collect();
+                    if seen.insert((pass, variant, bits)) {
+                        out.push(Entry {
+                            problem: problem.clone(),
+                            pass,
+                            variant,
+                            constants,
+                            loops: matrix.map(|m| m.unrolled()).unwrap_or_default(),
+                        });
                     }
-                    let mut constants = shaders::constants(Pass::Decode, problem, None);
-                    constants.extend(shape.constants(problem));
-                    push(Entry {
-                        problem: problem.clone(),
-                        pass: Pass::Decode,
-                        variant: Variant {
-                            state,
-                            shared,
-                            by_four: shape.by_four
-                                && shaders::can_read_by_four(Pass::Decode, problem),
-                            columns: shape.thread_columns,
-                            ..shaders::variant(Pass::Decode, problem, element, 0)
-                        },
-                        constants,
-                        loops: DecodeShape {
-                            written_out: true,
-                            ..*shape
-                        }
-                        .unrolled(problem),
-                    });
                 }
             }
         }
@@ -279,7 +208,7 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                                 ChunkShape::on_matrix_units(problem, chunk, units, &limits, width);
                             let Ok(shape) = shape else { continue };
                             for pass in Pass::ALL.into_iter().filter(|p| p.is_matrix()) {
-                                add(&mut push, pass, problem, Some(&shape));
+                                add(pass, problem, Some(&shape));
                             }
                         }
                     }
@@ -291,18 +220,13 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                     };
                     if let Some(shape) = ChunkShape::new(problem, chunk) {
                         for pass in Pass::ALL.into_iter().filter(chunked) {
-                            add(&mut push, pass, problem, Some(&shape));
+                            add(pass, problem, Some(&shape));
                         }
                     }
                 }
                 if !matrix_tier {
-                    add_decode(&mut push, problem, false);
-                    if i == 0 && j == 0 {
-                        let mut one = problem.clone();
-                        one.tokens = 1;
-                        add_decode(&mut push, &one, true);
-                    }
-                    add(&mut push, Pass::Pack, problem, None);
+                    add(Pass::Decode, problem, None);
+                    add(Pass::Pack, problem, None);
                 }
             }
         }
