@@ -10,7 +10,7 @@
 //                               the third
 //   residual  [1], [1]          a power of two at which the residual Z - X cannot overflow float16, and what bounds it then
 //
-// and in float16 (`halves`), cut into tiles of EDGE x EDGE, each contiguous and row-major:
+// and in float16 (`halves`):
 //
 //   left      [R + C, KP]       B over Q, decayed from the start of the chunk
 //   lower     [R + C, R]        T = (I + L)^-1 over A T
@@ -49,11 +49,6 @@ fn floats_base(chunk: u32, head: u32) -> u32 {
 
 fn halves_base(chunk: u32, head: u32) -> u32 {
   return params.halves_at + (chunk * params.head_count + head) * (HALVES / 4u);
-}
-
-// Where an element lies in a tiled matrix that is `tiles` tiles wide.
-fn tiled(row: u32, column: u32, tiles: u32) -> u32 {
-  return (row / EDGE * tiles + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE;
 }
 
 fn largest_of(x: vec4<f32>) -> f32 {

@@ -29,18 +29,22 @@ override RUNS: u32 = CHUNK / RUN;
 override RUN_LEVEL: u32 = firstTrailingBit(RUN);
 override LEVELS: u32 = firstTrailingBit(CHUNK);
 override SLAB_TILES: u32 = SLAB / EDGE;
+// Where there are more subgroups than tiles of a product, some share a tile: each sums over a part of the channels.
+override SHARES: u32 = 1u;
+override SHARE_TILES: u32 = SLAB_TILES / SHARES;
 
 override HALF: u32 = CHUNK / 2u;
 // Rows (reads and queries of HALF tokens) and columns (their writes) of a product, in tiles. Sub-steps lie in the order
 // in which they happen, the queries behind all reads.
 override DOWN: u32 = ((N + 1u) * HALF + EDGE - 1u) / EDGE;
 override ACROSS: u32 = (N * HALF + EDGE - 1u) / EDGE;
-override PRODUCT_ROUNDS: u32 = (DOWN * ACROSS + SUBGROUPS - 1u) / SUBGROUPS;
+override SUMS: u32 = DOWN * ACROSS * SHARES;
+override PRODUCT_ROUNDS: u32 = (SUMS + SUBGROUPS - 1u) / SUBGROUPS;
 // vec4 a row; 8 halves more than it holds, to spread the banks.
 override PITCH: u32 = QUADS + 2u;
 override ROWS_SIZE: u32 = DOWN * EDGE * PITCH;
 override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
-override PRODUCTS_SIZE: u32 = DOWN * ACROSS * TILE / 4u;
+override PRODUCTS_SIZE: u32 = SUMS * TILE / 4u;
 override TOTALS_SIZE: u32 = RUNS * KP / 4u;
 override GATE_COUNT: u32 = N * CHUNK;
 // Levels of a block of tokens that one product may hold, at most, and the least decay over half of it.
@@ -52,7 +56,7 @@ override NORM_TOKENS: u32 = CHUNK;
 
 var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;          // of a slab
 var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;
-var<workgroup> products: array<vec4<f32>, PRODUCTS_SIZE>;  // in tiles
+var<workgroup> products: array<vec4<f32>, PRODUCTS_SIZE>;  // in tiles [tile][share]
 var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;      // decay over each run [slab][run][quad]
 var<workgroup> gate: array<f32, GATE_COUNT>;               // [token][sub-step]
 // Bits of the largest read, write (times its gate) and query of the chunk; four words, to keep what follows aligned.
@@ -82,15 +86,6 @@ fn decay_over(begin: u32, end: u32, at: u32) -> vec4<f32> {
     product *= totals[at + i * QUADS];
   }
   return product;
-}
-
-// Where row `first + more` of a tiled matrix has its channels d .. d + 3, where `more` is below RUN N and `first` a multiple
-// of it: within one tile if that divides the tile, and then at a fixed distance.
-fn tiled_after(first: u32, more: u32, d: u32) -> u32 {
-  if (EDGE % (RUN * N) == 0u) {
-    return tiled(first, d, KEY_TILES) / 4u + more * (EDGE / 4u);
-  }
-  return tiled(first + more, d, KEY_TILES) / 4u;
 }
 
 @compute @workgroup_size(THREADS)
@@ -124,25 +119,25 @@ fn main(
   let slab = lid / (QUADS * RUNS);
   let d = min(slab, SLABS - 1u) * SLAB + quad * 4u;
   let totals_at = slab * RUNS * QUADS + quad;
+  // (Gates, of which there are no more than threads, go before what waits for the other loads.)
+  let own_gate = gate_at(first + min(min(lid, GATE_COUNT - 1u) / N, count - 1u), lid % N, h);
   var alpha: array<vec4<f32>, 4>;
   var query: array<vec4<f32>, 4>;
   var read: array<vec4<f32>, 16>;   // [RUN][N]
   var write: array<vec4<f32>, 16>;  // [RUN][N]
   for (var t = 0u; t < RUN; t++) {  // unrolled
     let at = min(run * RUN + t, count - 1u);
-    alpha[t] = alpha_four_at(first + at, h, d);
     query[t] = query_four_at(first + at, at, h, d);
     for (var i = 0u; i < N; i++) {  // unrolled
       read[t * N + i] = read_four_at(first + at, at, i, h, d);
       write[t * N + i] = write_four_at(first + at, at, i, h, d);
     }
   }
-  for (var i = lid; i < GATE_COUNT; i += THREADS) {
-    var x = 0.0;
-    if (i / N < count) {
-      x = gate_at(first + i / N, i % N, h);
-    }
-    gate[i] = x;
+  for (var t = 0u; t < RUN; t++) {  // unrolled
+    alpha[t] = alpha_four_at(first + min(run * RUN + t, count - 1u), h, d);
+  }
+  if (lid < GATE_COUNT) {
+    gate[lid] = select(0.0, own_gate, lid / N < count);
   }
   if (lid < 4u) {
     atomicStore(&largest[lid], 0u);
@@ -238,6 +233,8 @@ fn main(
   if (working) {
     var from_start = decay_over(0u, run, totals_at);
     var to_end = decay_over(run + 1u, RUNS, totals_at);
+    let left_at = halves_at + (run * RUN * N * KP + d) / 4u;
+    let query_at = halves_at + ((R + run * RUN) * KP + d) / 4u;
     if (run == 0u) {
       floats[floats_at + (WHOLE_DECAY + d) / 4u] = total * to_end;
     }
@@ -246,15 +243,14 @@ fn main(
       from_start *= alpha[t];
       for (var i = 0u; i < N; i++) {  // unrolled
         let decay = select(from_start, before, UNDECAYED && i == 0u);
-        halves[halves_at + tiled_after(run * RUN * N, t * N + i, d)] = b[t * N + i] * vec4<f16>(decay);
+        halves[left_at + (t * N + i) * KP / 4u] = b[t * N + i] * vec4<f16>(decay);
       }
-      halves[halves_at + tiled_after(R + run * RUN, t, d)] = q[t] * vec4<f16>(from_start);
+      halves[query_at + t * KP / 4u] = q[t] * vec4<f16>(from_start);
     }
     for (var back = 0u; back < RUN; back++) {  // unrolled
       let t = RUN - 1u - back;
       for (var i = 0u; i < N; i++) {  // unrolled
-        let at = WRITES / 4u + tiled_after(run * RUN * N, t * N + i, d);
-        halves[halves_at + at] = a[t * N + i] * vec4<f16>(to_end);
+        halves[left_at + (WRITES + (t * N + i) * KP) / 4u] = a[t * N + i] * vec4<f16>(to_end);
       }
       to_end *= alpha[t];
     }
@@ -375,10 +371,11 @@ fn main(
 
       // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
       for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
-        let tile = min(i * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
-        let rows_at = tile / ACROSS * EDGE * PITCH;
-        let columns_at = tile % ACROSS * EDGE * PITCH;
-        for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
+        let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
+        let channels_at = sum % SHARES * SHARE_TILES * EDGE / 4u;
+        let rows_at = sum / SHARES / ACROSS * EDGE * PITCH + channels_at;
+        let columns_at = sum / SHARES % ACROSS * EDGE * PITCH + channels_at;
+        for (var x = 0u; x < SHARE_TILES; x++) {  // unrolled
           let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 4u], PITCH);
           let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 4u], PITCH);
           acc[i] = coopMultiplyAdd(left, right, acc[i]);
@@ -389,8 +386,8 @@ fn main(
       }
     }
     for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
-      let tile = min(i * SUBGROUPS + subgroup, DOWN * ACROSS - 1u);
-      coopStoreT(acc[i], &products[tile * TILE / 4u], EDGE / 4u);
+      let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
+      coopStoreT(acc[i], &products[sum * TILE / 4u], EDGE / 4u);
     }
     workgroupBarrier();
 
@@ -412,7 +409,11 @@ fn main(
       }
       let column = first_column * N + i % across * each;
       let to = s * N + i % across * each;
-      let x = products[((row / EDGE * ACROSS + column / EDGE) * TILE + row % EDGE * EDGE + column % EDGE) / 4u];
+      let tile = row / EDGE * ACROSS + column / EDGE;
+      var x = vec4<f32>();
+      for (var share = 0u; share < SHARES; share++) {  // unrolled
+        x += products[((tile * SHARES + share) * TILE + row % EDGE * EDGE + column % EDGE) / 4u];
+      }
       let at = select(TRIANGLE + (t * N + row % N) * R, MASKED + t * R, is_query) + to;
       let y = x * select(triangle_power, masked_power, is_query);
       if (each == 4u) {

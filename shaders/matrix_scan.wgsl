@@ -16,8 +16,10 @@
 
 @group(0) @binding(10) var<storage, read> initial: array<f32>;           // [N, HV, K, V]
 @group(0) @binding(11) var<storage, read_write> state: array<f32>;       // [N, HV, K, V]
-@group(0) @binding(12) var<storage, read> floats: array<vec4<f32>>;
-@group(0) @binding(13) var<storage, read> halves: array<vec4<f16>>;
+// (Only read, but not declared so: NVIDIA's compiler moves loads of what nobody writes down to where they are used, past any
+// barrier, so that nothing is asked for ahead.)
+@group(0) @binding(12) var<storage, read_write> floats: array<vec4<f32>>;
+@group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
 override VB: u32 = 16u;
 override THREADS: u32 = 256u;
@@ -32,23 +34,31 @@ override STATE_TILE_ROUNDS: u32 = (STATE_TILES + GROUPS - 1u) / GROUPS;
 // Between the products, OWN columns are those of a team of threads: where that is a subgroup, it finds their powers of
 // two without a barrier.
 override TEAM: u32 = 32u;
+override TEAM_LEVELS: u32 = firstTrailingBit(TEAM);
 override TEAM_IS_SUBGROUP: bool = true;
 override OWN: u32 = VB / (THREADS / TEAM);
 // Matrix units read storage buffers an element at a time, workgroup memory by the row: so `left`, `lower` and `writes`
-// pass through workgroup memory in turn, the first and last in as many parts (tile columns of `left`, tile rows of
-// `writes`) as it takes to fit. A part is asked for as soon as the one before it has left the registers, a chunk ahead
-// where there is only one.
+// pass through workgroup memory in turn, the first and last in as many parts (columns of `left`, rows of `writes`) as it
+// takes to fit. A part is asked for as soon as the one before it has left the registers, a chunk ahead where there is only
+// one. Vectors a row of a part, then an odd number of pairs of them, to spread the banks, then all vectors of a part.
 override LEFT_PARTS: u32 = 1u;
 override WRITE_PARTS: u32 = 1u;
-override PART_ACROSS: u32 = KEY_TILES / LEFT_PARTS;
+override PART_ACROSS: u32 = KEY_TILES / LEFT_PARTS;   // tiles
 override PART_STEPS: u32 = LOWER_TILES / WRITE_PARTS;
-override LEFT_VECTORS: u32 = ROW_TILES * PART_ACROSS * TILE / 4u;
-override LOWER_VECTORS: u32 = ROW_TILES * LOWER_TILES * TILE / 4u;
-override WRITE_VECTORS: u32 = PART_STEPS * KEY_TILES * TILE / 4u;
+override LEFT_QUADS: u32 = PART_ACROSS * EDGE / 4u;
+override LOWER_QUADS: u32 = R / 4u;
+override WRITE_QUADS: u32 = KP / 4u;
+override LEFT_PITCH: u32 = 2u * (LEFT_QUADS / 2u | 1u);
+override LOWER_PITCH: u32 = 2u * (LOWER_QUADS / 2u | 1u);
+override WRITE_PITCH: u32 = 2u * (WRITE_QUADS / 2u | 1u);
+override LEFT_VECTORS: u32 = (R + CHUNK) * LEFT_QUADS;
+override LOWER_VECTORS: u32 = (R + CHUNK) * LOWER_QUADS;
+override WRITE_VECTORS: u32 = PART_STEPS * EDGE * WRITE_QUADS;
 override LEFT_ROUNDS: u32 = (LEFT_VECTORS + THREADS - 1u) / THREADS;
 override LOWER_ROUNDS: u32 = (LOWER_VECTORS + THREADS - 1u) / THREADS;
 override WRITE_ROUNDS: u32 = (WRITE_VECTORS + THREADS - 1u) / THREADS;
-override PART_SIZE: u32 = max(max(LEFT_VECTORS, LOWER_VECTORS), WRITE_VECTORS);
+override PART_SIZE: u32 =
+  max(max((R + CHUNK) * LEFT_PITCH, (R + CHUNK) * LOWER_PITCH), PART_STEPS * EDGE * WRITE_PITCH);
 // Right operands and products lie in workgroup memory by columns, four rows a vector; vectors a column, those of float16
 // two and of float32 one more than they hold, to spread the banks.
 override KEY_QUADS: u32 = KP / 4u;
@@ -63,13 +73,14 @@ override SUMS_SIZE: u32 = VB * SUMS_PITCH;
 override STATE_ROUNDS: u32 = (KEY_QUADS + TEAM - 1u) / TEAM;
 override U_ROUNDS: u32 = (STEP_QUADS * OWN + TEAM - 1u) / TEAM;
 override OUTPUT_QUADS: u32 = VB / 4u;
+override UNITS_SIZE: u32 = OUTPUT_QUADS + 1u;
 override OUTPUT_ROUNDS: u32 = (CHUNK * OUTPUT_QUADS + THREADS - 1u) / THREADS;
 
-var<workgroup> part: array<vec4<f16>, PART_SIZE>;         // tiles of `left`, `lower` or `writes`
+var<workgroup> part: array<vec4<f16>, PART_SIZE>;         // of `left`, `lower` or `writes`
 var<workgroup> sums: array<vec4<f32>, SUMS_SIZE>;         // a product [VB][R + C or K]
 var<workgroup> operand: array<vec4<f16>, OPERAND_SIZE>;   // S [VB][K]
 var<workgroup> residual: array<vec4<f16>, RESIDUAL_SIZE>; // Z - X, then U [VB][R]
-var<workgroup> units: array<vec4<f32>, OUTPUT_QUADS>;     // what each column of S and Z is divided by
+var<workgroup> units: array<vec4<f32>, UNITS_SIZE>;       // what each column of S and Z is divided by
 var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of S and Z, for each column
 
 override TRANSITION: bool = false;
@@ -82,21 +93,32 @@ const SOURCE_CARRIED = 2u;
 const SOURCE_IDENTITY = 3u;
 const NOWHERE = 0xffffffffu;
 
-// Rows 4 quad .. 4 quad + 3 of column `c` of the contents of a chunk with `count` tokens from `first`.
-fn contents_at(first: u32, count: u32, identity: bool, h: u32, c: u32, quad: u32) -> vec4<f32> {
-  var z: vec4<f32>;
+// Rows 4 quad .. 4 quad + 3 of column `c` of what the contents of a chunk with `count` tokens from `first` are made of, as it
+// lies in memory. (It is converted a chunk later: a conversion waits for the load.)
+fn stored_contents(first: u32, count: u32, h: u32, c: u32, quad: u32) -> array<StoredContent, 4> {
+  var stored: array<StoredContent, 4>;
   for (var i = 0u; i < 4u; i++) {  // unrolled
     // (What is not there is read from the last token or column and dropped: loads without branches overlap. The step is
     // known here where N divides 4.)
     let step = select((quad * 4u + i) % N, i % N, 4u % N == 0u);
     let t = (quad * 4u + i) / N;
-    let x = content_at(first + min(t, count - 1u), step, h, min(c, V - 1u));
-    z[i] = select(0.0, x, t < count && c < V && !identity);
+    stored[i] = stored_content_at(first + min(t, count - 1u), step, h, min(c, V - 1u));
+  }
+  return stored;
+}
+
+// The contents themselves.
+fn contents_of(stored: array<StoredContent, 4>, count: u32, identity: bool, c: u32, quad: u32) -> vec4<f32> {
+  var z: vec4<f32>;
+  for (var i = 0u; i < 4u; i++) {  // unrolled
+    let step = select((quad * 4u + i) % N, i % N, 4u % N == 0u);
+    let t = (quad * 4u + i) / N;
+    z[i] = select(0.0, content_of(stored[i], step), t < count && c < V && !identity);
   }
   return z;
 }
 
-// vec4 number `i` of part `number` of `left`, of `lower` and of part `number` of `writes`, of the chunk whose halves start at
+// Vector number `i` of part `number` of `left`, of `lower` and of part `number` of `writes`, of the chunk whose halves start at
 // `halves_at`. (What is not there is read from the last one and dropped.)
 fn left_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
   var at = i;
@@ -104,8 +126,7 @@ fn left_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
     at = min(i, LEFT_VECTORS - 1u);
   }
   if (LEFT_PARTS > 1u) {
-    let tile = at / (TILE / 4u);
-    at = (tile / PART_ACROSS * KEY_TILES + number * PART_ACROSS + tile % PART_ACROSS) * (TILE / 4u) + at % (TILE / 4u);
+    at = at / LEFT_QUADS * KEY_QUADS + number * LEFT_QUADS + at % LEFT_QUADS;
   }
   return halves[halves_at + at];
 }
@@ -124,6 +145,21 @@ fn write_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
     at = min(i, WRITE_VECTORS - 1u);
   }
   return halves[halves_at + WRITES / 4u + number * WRITE_VECTORS + at];
+}
+
+// Where vector lid + y THREADS of a part lies in workgroup memory, with so many a row.
+fn placed(lid: u32, y: u32, quads: u32, pitch: u32) -> u32 {
+  if (THREADS % quads == 0u) {
+    // At a fixed distance.
+    return lid / quads * pitch + lid % quads + y * (THREADS / quads * pitch);
+  }
+  let i = lid + y * THREADS;
+  return i / quads * pitch + i % quads;
+}
+
+// Where vector `i` of a team's columns of the residual lies, those that are not there in padding.
+fn residual_at(own: u32, i: u32) -> u32 {
+  return select(own * RESIDUAL_PITCH + STEP_QUADS, (own + i / STEP_QUADS) * RESIDUAL_PITCH + i % STEP_QUADS, i < STEP_QUADS * OWN);
 }
 
 // The power of two that takes a number with these bits to between 8 and 16, as bits; its inverse as a number.
@@ -192,7 +228,7 @@ fn main(
   var left_part: array<vec4<f16>, 32>;   // [LEFT_ROUNDS]
   var lower_part: array<vec4<f16>, 32>;  // [LOWER_ROUNDS]
   var write_part: array<vec4<f16>, 32>;  // [WRITE_ROUNDS]
-  var z: array<vec4<f32>, 16>;           // [U_ROUNDS]
+  var stored: array<array<StoredContent, 4>, 16>;  // [U_ROUNDS]
   var decay: array<vec4<f32>, 16>;       // [STATE_ROUNDS]
   var acc: array<MatrixSum, 32>;         // [TILE_ROUNDS or STATE_TILE_ROUNDS][2]
   let last = max(piece.x + piece.y, 1u) - 1u;
@@ -208,7 +244,7 @@ fn main(
     }
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
-      z[y] = contents_at(rows.x, rows.y, identity, h, column + own + i / STEP_QUADS, i % STEP_QUADS);
+      stored[y] = stored_contents(rows.x, rows.y, h, column + own + i / STEP_QUADS, i % STEP_QUADS);
     }
     for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
       lower_part[y] = lower_vector(halves_at, lid + y * THREADS);
@@ -230,6 +266,11 @@ fn main(
     let next_halves = halves_base(next, head);
     let next_floats = floats_base(next, head) / 4u;
 
+    var z: array<vec4<f32>, 16>;         // [U_ROUNDS]
+    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
+      let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
+      z[y] = contents_of(stored[y], count, identity, column + own + i / STEP_QUADS, i % STEP_QUADS);
+    }
     // The powers of two of the columns, and S as float16 over them.
     var peak: array<f32, 16>;            // [OWN]
     for (var x = 0u; x < OWN; x++) {  // unrolled
@@ -244,8 +285,15 @@ fn main(
     }
     var unit: array<u32, 16>;            // [OWN], bits
     if (TEAM_IS_SUBGROUP) {
+      // (NVIDIA's compiler, driver 580, calls a function for subgroupMax in a loop and skips the reduction there where a
+      // predicate of its caller happens to be set.)
+      for (var i = 0u; i < TEAM_LEVELS; i++) {  // unrolled
+        for (var x = 0u; x < OWN; x++) {  // unrolled
+          peak[x] = max(peak[x], subgroupShuffleXor(peak[x], 1u << i));
+        }
+      }
       for (var x = 0u; x < OWN; x++) {  // unrolled
-        unit[x] = unit_of(subgroupMax(bitcast<u32>(peak[x])));
+        unit[x] = unit_of(bitcast<u32>(peak[x]));
       }
     } else {
       for (var x = 0u; x < OWN; x++) {  // unrolled
@@ -256,17 +304,17 @@ fn main(
         unit[x] = unit_of(atomicLoad(&largest[own + x]));
       }
     }
+    // (What is beyond a column goes to its padding, without a branch.)
+    var my_unit = unit[0];
     for (var x = 0u; x < OWN; x++) {  // unrolled
       for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-        let r = member + y * TEAM;
-        if ((y + 1u) * TEAM <= KEY_QUADS || r < KEY_QUADS) {
-          operand[(own + x) * OPERAND_PITCH + r] = vec4<f16>(kept[y * OWN + x] * inverse_of(unit[x]));
-        }
+        let r = min(member + y * TEAM, KEY_QUADS);
+        operand[(own + x) * OPERAND_PITCH + r] = vec4<f16>(kept[y * OWN + x] * inverse_of(unit[x]));
       }
-      if (member == x) {
-        units[(own + x) / 4u][(own + x) % 4u] = bitcast<f32>(unit[x]);
-      }
+      my_unit = select(my_unit, unit[x], member == x);
     }
+    let my_column = select(VB, own + member, member < OWN);
+    units[my_column / 4u][my_column % 4u] = bitcast<f32>(my_unit);
 
     // (X; Y). Sums over even and over odd tiles run side by side.
     for (var i = 0u; i < TILE_ROUNDS; i++) {  // unrolled
@@ -277,7 +325,7 @@ fn main(
       for (var y = 0u; y < LEFT_ROUNDS; y++) {  // unrolled
         let i = lid + y * THREADS;
         if ((y + 1u) * THREADS <= LEFT_VECTORS || i < LEFT_VECTORS) {
-          part[i] = left_part[y];
+          part[placed(lid, y, LEFT_QUADS, LEFT_PITCH)] = left_part[y];
         }
       }
       workgroupBarrier();
@@ -289,7 +337,7 @@ fn main(
         let tile = min(i * GROUPS + subgroup, TILES - 1u);
         for (var x = 0u; x < PART_ACROSS; x++) {  // unrolled
           let at = tile % COLUMN_TILES * EDGE * OPERAND_PITCH + (number * PART_ACROSS + x) * EDGE / 4u;
-          let a = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * PART_ACROSS + x) * (TILE / 4u)], EDGE / 4u);
+          let a = coopLoadT<MatrixLeft>(&part[tile / COLUMN_TILES * EDGE * LEFT_PITCH + x * EDGE / 4u], LEFT_PITCH);
           let b = coopLoad<MatrixRight>(&operand[at], OPERAND_PITCH);
           acc[2u * i + x % 2u] = coopMultiplyAdd(a, b, acc[2u * i + x % 2u]);
         }
@@ -313,18 +361,16 @@ fn main(
     // Z - X; Z is over the reads' power, as B is.
     let z_unit = 1.0 / powers.y;
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
-      let i = member + y * TEAM;
-      if ((y + 1u) * TEAM <= STEP_QUADS * OWN || i < STEP_QUADS * OWN) {
-        let c = own + i / STEP_QUADS;
-        let up = inverse_of(bitcast<u32>(units[c / 4u][c % 4u]));
-        let x = sums[c * SUMS_PITCH + i % STEP_QUADS];
-        residual[c * RESIDUAL_PITCH + i % STEP_QUADS] = vec4<f16>((z[y] * up * z_unit - x) * residual_unit);
-      }
+      let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
+      let c = own + i / STEP_QUADS;
+      let up = inverse_of(bitcast<u32>(units[c / 4u][c % 4u]));
+      let x = sums[c * SUMS_PITCH + i % STEP_QUADS];
+      residual[residual_at(own, member + y * TEAM)] = vec4<f16>((z[y] * up * z_unit - x) * residual_unit);
     }
     for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
       if ((y + 1u) * THREADS <= LOWER_VECTORS || i < LOWER_VECTORS) {
-        part[i] = lower_part[y];
+        part[placed(lid, y, LOWER_QUADS, LOWER_PITCH)] = lower_part[y];
       }
     }
     if (!TEAM_IS_SUBGROUP) {
@@ -338,7 +384,7 @@ fn main(
     }
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
-      z[y] = contents_at(next_rows.x, next_rows.y, identity, h, column + own + i / STEP_QUADS, i % STEP_QUADS);
+      stored[y] = stored_contents(next_rows.x, next_rows.y, h, column + own + i / STEP_QUADS, i % STEP_QUADS);
     }
     rows = next_rows;
     next_rows = table[min(chunk + 2u, last)].xy;
@@ -348,7 +394,7 @@ fn main(
       let tile = min(i * GROUPS + subgroup, TILES - 1u);
       for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
         let at = tile % COLUMN_TILES * EDGE * RESIDUAL_PITCH + x * EDGE / 4u;
-        let a = coopLoadT<MatrixLeft>(&part[(tile / COLUMN_TILES * LOWER_TILES + x) * (TILE / 4u)], EDGE / 4u);
+        let a = coopLoadT<MatrixLeft>(&part[tile / COLUMN_TILES * EDGE * LOWER_PITCH + x * EDGE / 4u], LOWER_PITCH);
         let b = coopLoad<MatrixRight>(&residual[at], RESIDUAL_PITCH);
         acc[2u * i + x % 2u] = coopMultiplyAdd(a, b, acc[2u * i + x % 2u]);
       }
@@ -360,11 +406,9 @@ fn main(
     workgroupBarrier();
 
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
-      let i = member + y * TEAM;
-      if ((y + 1u) * TEAM <= STEP_QUADS * OWN || i < STEP_QUADS * OWN) {
-        let c = own + i / STEP_QUADS;
-        residual[c * RESIDUAL_PITCH + i % STEP_QUADS] = vec4<f16>(sums[c * SUMS_PITCH + i % STEP_QUADS] * powers.x);
-      }
+      let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
+      let u = sums[(own + i / STEP_QUADS) * SUMS_PITCH + i % STEP_QUADS];
+      residual[residual_at(own, member + y * TEAM)] = vec4<f16>(u * powers.x);
     }
     // What the chunk adds to the state.
     for (var i = 0u; i < STATE_TILE_ROUNDS; i++) {  // unrolled
@@ -375,7 +419,7 @@ fn main(
       for (var y = 0u; y < WRITE_ROUNDS; y++) {  // unrolled
         let i = lid + y * THREADS;
         if ((y + 1u) * THREADS <= WRITE_VECTORS || i < WRITE_VECTORS) {
-          part[i] = write_part[y];
+          part[placed(lid, y, WRITE_QUADS, WRITE_PITCH)] = write_part[y];
         }
       }
       if (number == 0u) {
@@ -401,7 +445,7 @@ fn main(
         let tile = min(i * GROUPS + subgroup, STATE_TILES - 1u);
         for (var x = 0u; x < PART_STEPS; x++) {  // unrolled
           let at = tile % COLUMN_TILES * EDGE * RESIDUAL_PITCH + (number * PART_STEPS + x) * EDGE / 4u;
-          let a = coopLoad<MatrixLeft>(&part[(x * KEY_TILES + tile / COLUMN_TILES) * (TILE / 4u)], EDGE / 4u);
+          let a = coopLoad<MatrixLeft>(&part[x * EDGE * WRITE_PITCH + tile / COLUMN_TILES * EDGE / 4u], WRITE_PITCH);
           let b = coopLoad<MatrixRight>(&residual[at], RESIDUAL_PITCH);
           acc[2u * i + x % 2u] = coopMultiplyAdd(a, b, acc[2u * i + x % 2u]);
         }

@@ -160,7 +160,7 @@ fn main(
         t = work[lower_at(r, c)];
       }
       peak = max(peak, largest_of(t));
-      halves[halves_at + tiled(r, c * 4u, LOWER_TILES) / 4u] = vec4<f16>(t);
+      halves[halves_at + r * R / 4u + c] = vec4<f16>(t);
     }
   }
   peak = subgroupMax(peak);
@@ -217,7 +217,7 @@ fn main(
     let t = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
     if (t < CHUNK) {
-      halves[halves_at + tiled(R + t, c * 4u, LOWER_TILES) / 4u] = vec4<f16>(masked[t * MASKED_PITCH + c]);
+      halves[halves_at + (R + t) * R / 4u + c] = vec4<f16>(masked[t * MASKED_PITCH + c]);
     }
   }
 }

@@ -1,5 +1,8 @@
 // Stands in for second.wgsl where the rule has no second operand, to spare a binding.
 
+fn x2_stored(i: u32) -> Element {
+  return Element();
+}
 fn x2_load(i: u32) -> f32 {
   return 0.0;
 }

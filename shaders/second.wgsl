@@ -2,8 +2,11 @@
 
 @group(0) @binding(5) var<storage, read> x2: array<Element>;
 
+fn x2_stored(i: u32) -> Element {
+  return x2[params.x2_at + i];
+}
 fn x2_load(i: u32) -> f32 {
-  return f32(x2[params.x2_at + i]);
+  return f32(x2_stored(i));
 }
 // Elements d .. d + 3 of the row of `size` elements that starts at `row`; something else of the row for those beyond it.
 fn x2_load_four(row: u32, d: u32, size: u32) -> vec4<f32> {

@@ -3,8 +3,8 @@
 
 @group(0) @binding(8) var<storage, read> v: array<Element>;  // [tokens * FACTORS, HV, V]
 
-fn v_load(i: u32) -> f32 {
-  return f32(v[params.v_at + i]);
+fn v_stored(i: u32) -> Element {
+  return v[params.v_at + i];
 }
 fn v_load_four(row: u32, c: u32) -> vec4<f32> {
   let at = vec4<u32>(params.v_at + row) + min(vec4<u32>(c, c + 1u, c + 2u, c + 3u), vec4<u32>(V - 1u));

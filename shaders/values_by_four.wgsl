@@ -3,9 +3,9 @@
 alias Four = vec4<Element>;
 @group(0) @binding(8) var<storage, read> v: array<Four>;
 
-fn v_load(i: u32) -> f32 {
+fn v_stored(i: u32) -> Element {
   let at = params.v_at + i;
-  return f32(v[at / 4u][at % 4u]);
+  return v[at / 4u][at % 4u];
 }
 fn v_load_four(row: u32, c: u32) -> vec4<f32> {
   return vec4<f32>(v[(params.v_at + row + min(c, V - 4u)) / 4u]);

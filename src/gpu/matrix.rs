@@ -66,6 +66,8 @@ pub struct MatrixShape {
     /// Successive tokens of a thread of the pairs pass, and slabs in which it takes the channels.
     pub run: usize,
     slabs: usize,
+    /// Subgroups of the pairs pass that share a tile of a product.
+    shares: usize,
 }
 
 /// Threads of the solve pass, as in `shaders/matrix_solve.wgsl`.
@@ -126,9 +128,14 @@ impl MatrixShape {
             columns,
             groups: SCAN_THREADS / units.subgroup,
             parts: [1, 1],
-            run: 4,
+            run: 2,
             slabs: 1,
+            shares: 1,
         };
+        // More threads hide more of each other's waiting, up to what a multiprocessor's registers are good for.
+        let most = (limits.max_compute_invocations_per_workgroup as usize).min(512);
+        let run = if whole.pairs_threads() <= most { 2 } else { 4 };
+        let whole = Self { run, ..whole };
         let memory = limits.max_compute_workgroup_storage_size as usize;
         let divisors = |tiles: usize| (1..=tiles).filter(move |&parts| tiles.is_multiple_of(parts));
         let (across, steps) = (whole.key_tiles(), substeps / units.edge);
@@ -149,6 +156,17 @@ impl MatrixShape {
         let shape = slabs()
             .find(|shape| several * shape.pairs_memory(factors) <= memory)
             .or_else(|| slabs().find(|shape| shape.pairs_memory(factors) <= memory))
+            .unwrap_or(shape);
+        let room = if several * shape.pairs_memory(factors) <= memory {
+            memory / several
+        } else {
+            memory
+        };
+        // As many shares of a tile as there are subgroups and room for.
+        let shape = divisors(shape.key_tiles() / shape.slabs)
+            .map(|shares| Self { shares, ..shape })
+            .filter(|s| s.product_rounds() == 1 && s.pairs_memory(factors) <= room)
+            .max_by_key(|shape| shape.shares)
             .unwrap_or(shape);
         if !shape.fits_registers() {
             return Err(Error::unsupported(
@@ -202,12 +220,12 @@ impl MatrixShape {
         (self.key_pad / 4 * (self.tokens / self.run)).next_multiple_of(64)
     }
 
-    /// Tiles that a subgroup of the pairs pass has of a product, at most.
+    /// Sums that a subgroup of the pairs pass has of a product, at most.
     fn product_rounds(&self) -> usize {
         let (edge, half) = (self.units.edge, self.tokens / 2);
         let n = self.substeps / self.tokens;
         let tiles = ((n + 1) * half).div_ceil(edge) * (n * half).div_ceil(edge);
-        tiles.div_ceil(self.pairs_threads() / self.units.subgroup)
+        (tiles * self.shares).div_ceil(self.pairs_threads() / self.units.subgroup)
     }
 
     /// Tiles that a subgroup of the scan has of a product over all rows, and of the one that changes the state, at most.
@@ -217,14 +235,19 @@ impl MatrixShape {
         [each(self.substeps + self.tokens), each(self.key_pad)]
     }
 
-    /// vec4s of float16 of a part of `left`, of `lower` and of a part of `writes`.
-    fn part_vectors(&self) -> [usize; 3] {
+    /// Rows of a part of `left`, of `lower` and of a part of `writes`, and vec4s of float16 in each.
+    fn part_sizes(&self) -> [[usize; 2]; 3] {
         let rows = self.substeps + self.tokens;
         [
-            rows * self.key_pad / self.parts[0] / 4,
-            rows * self.substeps / 4,
-            self.substeps * self.key_pad / self.parts[1] / 4,
+            [rows, self.key_pad / self.parts[0] / 4],
+            [rows, self.substeps / 4],
+            [self.substeps / self.parts[1], self.key_pad / 4],
         ]
+    }
+
+    /// vec4s of float16 of each part.
+    fn part_vectors(&self) -> [usize; 3] {
+        self.part_sizes().map(|[rows, quads]| rows * quads)
     }
 
     /// How often all threads of the scan take one of `count` things, so that each is taken.
@@ -280,7 +303,7 @@ impl MatrixShape {
         let down = ((n + 1) * half).next_multiple_of(edge);
         let across = (n * half).next_multiple_of(edge);
         2 * (down + across) * pitch
-            + 4 * down * across
+            + 4 * down * across * self.shares
             + 16 * (self.tokens / self.run) * (self.key_pad / 4)
             + 4 * (n + 2 + factors) * self.tokens
             + 4 * self.pairs_threads()
@@ -295,12 +318,17 @@ impl MatrixShape {
     }
 
     fn scan_memory(&self) -> usize {
-        let part = self.part_vectors().into_iter().max().unwrap_or(0);
+        // (Rows of an odd number of pairs.)
+        let parts = self
+            .part_sizes()
+            .map(|[rows, quads]| rows * 2 * (quads / 2 | 1));
+        let part = parts.into_iter().max().unwrap_or(0);
         let rows = (self.substeps + self.tokens).max(self.key_pad);
         8 * part
             + 4 * self.columns * (rows + 4)
             + 2 * self.columns * (self.key_pad + self.substeps + 16)
             + 8 * self.columns
+            + 16
     }
 
     /// No fewer loop iterations than an invocation of the scan needs for a chunk, where its loops are not written out.
@@ -311,10 +339,11 @@ impl MatrixShape {
         let [left_parts, write_parts] = self.parts;
         let (across, steps) = (self.key_tiles(), self.substeps / self.units.edge);
         let outputs = self.rounds(self.tokens * self.columns / 4);
-        let columns = self.own() * (5 + 2 * state + u) + state * (1 + self.own());
+        let levels = self.team().ilog2() as usize;
+        let columns = levels + self.own() * (5 + levels + 2 * state + u) + state * (1 + self.own());
         let left_product = left_parts * (1 + 2 * left + tiles) + tiles * (3 + across);
         let lower_product = 2 * lower + tiles * (1 + steps);
-        let contents = 7 * u;
+        let contents = 12 * u;
         let write_product =
             write_parts * (1 + 2 * writes + state_tiles) + state_tiles * (2 + steps) + 5 * outputs;
         columns + left_product + lower_product + contents + write_product + 8
@@ -341,6 +370,7 @@ impl MatrixShape {
             ("STATE_ROUNDS", state),
             ("OWN", self.own()),
             ("U_ROUNDS", u),
+            ("TEAM_LEVELS", self.team().ilog2() as usize),
             ("OUTPUT_ROUNDS", self.rounds(self.tokens * self.columns / 4)),
             ("TRIANGLE_ROUNDS", solve(self.substeps * self.substeps / 4)),
             ("MASKED_ROUNDS", solve(self.tokens * self.substeps / 4)),
@@ -350,7 +380,8 @@ impl MatrixShape {
             ),
             ("N", self.substeps / self.tokens),
             ("RUN", self.run),
-            ("SLAB_TILES", self.key_tiles() / self.slabs),
+            ("SHARES", self.shares),
+            ("SHARE_TILES", self.key_tiles() / self.slabs / self.shares),
             ("PRODUCT_ROUNDS", self.product_rounds()),
             ("BLOCK", BLOCK),
         ]
@@ -365,6 +396,7 @@ impl MatrixShape {
                 ("SUBGROUPS", self.pairs_threads() / self.units.subgroup),
                 ("RUN", self.run),
                 ("SLABS", self.slabs),
+                ("SHARES", self.shares),
             ]),
             Pass::MatrixSolve => {}
             _ => out.extend([

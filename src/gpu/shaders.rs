@@ -172,8 +172,8 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             (Binding::Initial, Read),
             (Binding::O, Write),
             (Binding::State, Write),
-            (Binding::Scratch, Read),
-            (Binding::Halves, Read),
+            (Binding::Scratch, Write),
+            (Binding::Halves, Write),
         ]),
         Pass::Solve | Pass::Fold => add(&[(Binding::Table, Read), (Binding::Scratch, Write)]),
         Pass::Scan => add(&[
