@@ -80,10 +80,6 @@ fn norm_operand(number: u32, token: u32, h: u32, d: u32) -> f32 {
   return k_load(key_row(token * FACTORS + number - NORM_K, h) + d);
 }
 
-fn query_at(token: u32, t: u32, h: u32, d: u32) -> f32 {
-  return normalizing(NORM_Q, t) * q_load(key_row(token, h) + d);
-}
-
 fn query_four_at(token: u32, t: u32, h: u32, d: u32) -> vec4<f32> {
   return select(vec4<f32>(), normalizing(NORM_Q, t) * q_load_four(key_row(token, h), d), is_channel(d));
 }
@@ -97,23 +93,6 @@ fn vector_factor(code: u32, t: u32, i: u32) -> f32 {
     return normalizing(NORM_E, t);
   }
   return select(1.0, -1.0, code == VECTOR_MINUS_A);
-}
-
-fn vector_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> f32 {
-  if (code == VECTOR_NONE) {
-    return 0.0;
-  }
-  let factor = vector_factor(code, t, i);
-  if (code == VECTOR_K) {
-    return factor * k_load(key_row(token * FACTORS + i / PATTERN, h) + d);
-  }
-  if (code == VECTOR_B_TIMES_K) {
-    return factor * k_load(key_row(token * FACTORS + i / PATTERN, h) + d) * x1_load(value_row(token, h) + d);
-  }
-  if (code == VECTOR_B) {
-    return x2_load(key_row(token, h) + d);
-  }
-  return factor * x1_load(key_row(token, h) + d);
 }
 
 fn vector_four_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
@@ -138,9 +117,6 @@ fn vector_four_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4
 fn read_code(i: u32) -> u32 {
   return select(READ_1, READ_0, i % PATTERN == 0u);
 }
-fn read_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> f32 {
-  return vector_at(read_code(i), token, t, i, h, d);
-}
 fn read_four_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
   return vector_four_at(read_code(i), token, t, i, h, d);
 }
@@ -148,9 +124,6 @@ fn read_four_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
 // The write vector of sub-step i, without its gate.
 fn write_code(i: u32) -> u32 {
   return select(WRITE_1, WRITE_0, i % PATTERN == 0u);
-}
-fn write_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> f32 {
-  return vector_at(write_code(i), token, t, i, h, d);
 }
 fn write_four_at(token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
   return vector_four_at(write_code(i), token, t, i, h, d);
@@ -184,21 +157,10 @@ fn bias_at(i: u32) -> f32 {
   return gates_load(params.dt_bias_at + i);
 }
 
-// alpha of channel d.
-fn alpha_at(token: u32, h: u32, d: u32) -> f32 {
-  if (DECAY == 0u) {
-    return 1.0;
-  }
-  if (DECAY == 1u) {
-    return alpha_from(g_load(token * params.value_heads + h), h, bias_at(h));
-  }
-  return alpha_from(g_load(value_row(token, h) + d), h, bias_at(h * K + d));
-}
-
 fn alpha_four_at(token: u32, h: u32, d: u32) -> vec4<f32> {
   var x = vec4<f32>(1.0);
   if (DECAY == 1u) {
-    x = vec4<f32>(alpha_at(token, h, 0u));
+    x = vec4<f32>(alpha_from(g_load(token * params.value_heads + h), h, bias_at(h)));
   }
   if (DECAY == 2u) {
     let g = g_load_four(value_row(token, h), d);

@@ -56,6 +56,8 @@ enum Layout {
     Aligned,
     /// One buffer, offsets that are multiples of 4 but not of 256 (scratch: 16).
     Odd,
+    /// As `Aligned`, but for a pool of states, which starts four bytes on.
+    OddPool,
     /// A buffer for each.
     Separate,
 }
@@ -103,7 +105,7 @@ impl Memory {
         let last = self.buffers.len() - 1;
         let bytes = &mut self.buffers[last];
         let start = match self.layout {
-            Layout::Aligned => (bytes.len() + 1).next_multiple_of(256),
+            Layout::Aligned | Layout::OddPool => (bytes.len() + 1).next_multiple_of(256),
             Layout::Odd => match (bytes.len() + 1).next_multiple_of(16) {
                 at if at % 256 == 0 => at + 16,
                 at => at,
@@ -322,7 +324,11 @@ fn check_decode(
 
     let mut memory = Memory::new(layout);
     let places = inputs(&mut memory, problem, element, &tensors);
-    let pool = memory.reserve(7 * words * 4);
+    let mut pool = memory.reserve(7 * words * 4 + 4);
+    match layout {
+        Layout::OddPool => pool.bytes.start += 4,
+        _ => pool.bytes.end -= 4,
+    }
     for (i, row) in rows.iter().enumerate() {
         if row.slot >= 0 && !row.reset {
             let at = pool.bytes.start + row.slot as usize * words * 4;
@@ -390,6 +396,33 @@ fn every_rule_runs_on_slices_of_one_buffer() {
             check_prefill(host, kernels, &problem, &with_initial(), layout, true);
             let problem = Problem::new(rule, [4, 3, 1, 2, 20, 12]);
             check_decode(host, kernels, &problem, Element::F32, layout);
+        }
+    }
+}
+
+/// Decode reads states two columns a load, and vectors by four channels, where all of them lie for it, and an element at a
+/// time where one does not; another pipeline, the same results.
+#[test]
+fn decode_takes_states_wherever_they_lie() {
+    let host = webgpu_host();
+    let kernels = Kernels::new(&host.device);
+    let mut count = 0;
+    for rule in [Rule::Eda, Rule::Rwkv7, Rule::DeltaProduct { factors: 2 }] {
+        for (sizes, layout, new) in [
+            ([4, 3, 1, 2, 36, 38], Layout::Aligned, 1),
+            ([4, 3, 1, 2, 36, 38], Layout::OddPool, 1),
+            ([4, 2, 1, 2, 36, 38], Layout::Odd, 0),
+            ([4, 3, 1, 2, 36, 37], Layout::Aligned, 1),
+            ([4, 3, 1, 2, 36, 37], Layout::OddPool, 0),
+        ] {
+            let problem = Problem::new(rule, sizes);
+            check_decode(&host, &kernels, &problem, Element::F32, layout);
+            count += new;
+            assert_eq!(
+                kernels.pipeline_count(),
+                count,
+                "{rule} {sizes:?} {layout:?}"
+            );
         }
     }
 }

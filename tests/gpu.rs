@@ -330,7 +330,8 @@ fn states_may_lie_in_memory_as_float16() {
     }
     assert!(half(&odd).is_err(), "45 values");
     for rule in Rule::ALL {
-        for [k, v] in [[128, 128], [60, 33], [20, 100]] {
+        // Two columns a load, partly filled workgroups too; a column a load, for the one size or the other.
+        for [k, v] in [[128, 128], [20, 100], [36, 6], [60, 33], [30, 36]] {
             let problem = Problem::new(rule, [2, 24, 1, 2, k, v]);
             let recipe = Recipe {
                 initial_state: true,

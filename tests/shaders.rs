@@ -311,7 +311,7 @@ fn written_out_loops_are_valid() {
 #[test]
 fn the_covering_part_is_small_and_complete() {
     let part = covering();
-    assert!(part.len() <= 190, "{} entries", part.len());
+    assert!(part.len() <= 220, "{} entries", part.len());
     let texts =
         |list: &[Entry]| -> BTreeSet<String> { list.iter().map(Entry::text_name).collect() };
     let values = |list: &[Entry]| -> BTreeSet<(Pass, &'static str, u64)> {

@@ -30,7 +30,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor's place: bytes `offset .. offset + size` of a buffer with `STORAGE` usage, contiguous, row-major.
-/// The offset is a multiple of 4; it need not be aligned to the device's binding offsets.
+/// The offset is a multiple of 4; it need not be aligned to the device's binding offsets. (At multiples of 16, what lies
+/// there is loaded several elements at a time.)
 #[derive(Debug, Clone, Copy)]
 pub struct Slice<'a> {
     /// The buffer.
@@ -1117,7 +1118,13 @@ impl Kernels {
                 &mut writer,
             )?;
             let at = writer.push(params);
-            ready.push((bound, packs, at, table_at, count));
+            let mut variant = Variant {
+                state,
+                ..shaders::variant(Pass::Decode, problem, element, 0)
+            };
+            variant.by_four = shaders::can_read_by_four(Pass::Decode, problem)
+                && lies_by_four(Pass::Decode, variant, &params, &bound);
+            ready.push((bound, packs, variant, at, table_at, count));
         }
         let uniforms = self.buffer(
             "parameters",
@@ -1125,9 +1132,8 @@ impl Kernels {
             wgpu::BufferUsages::UNIFORM,
             Some(&writer.bytes),
         )?;
-        let columns = problem.value_dim.div_ceil(shaders::DECODE_COLUMNS) as u64;
         let mut steps = Vec::with_capacity(ready.len());
-        for (mut bound, packs, at, table_at, count) in ready {
+        for (mut bound, packs, variant, at, table_at, count) in ready {
             let mut dispatches = self.pack_dispatches(packs, &uniforms)?;
             bound.set(Binding::Params, params_at(&uniforms, at));
             bound.set(
@@ -1138,11 +1144,8 @@ impl Kernels {
                     size: ROWS_PER_DISPATCH as u64 * 8,
                 },
             );
-            let groups = (count * problem.value_heads) as u64 * columns;
-            let variant = shaders::Variant {
-                state,
-                ..shaders::variant(Pass::Decode, problem, element, 0)
-            };
+            let columns = problem.value_dim.div_ceil(shaders::decode_columns(variant));
+            let groups = (count * problem.value_heads) as u64 * columns as u64;
             dispatches.push(self.dispatch_variant(
                 Pass::Decode,
                 variant,
@@ -1518,7 +1521,7 @@ impl Kernels {
                 }
             }
         }
-        let mut constants = shaders::constants(pass, problem, shape);
+        let mut constants = shaders::constants(pass, variant, problem, shape);
         if transition {
             constants.push(("TRANSITION", 1.0));
         }
@@ -1718,24 +1721,25 @@ pub fn validate_decode<T>(problem: &Problem, tensors: &Tensors<T>) -> Result<()>
 }
 
 /// Whether what a pass binds of the keys' and the values' side can be read four elements at a time: each operand starts
-/// and ends at a multiple of four.
+/// and ends at a multiple of four. (In decode, states at a multiple of two.)
 fn lies_by_four(pass: Pass, variant: Variant, params: &Params, bound: &Bindings<'_>) -> bool {
-    let four = 4 * variant.element.bytes();
     shaders::bindings(pass, variant)
         .into_iter()
         .all(|(binding, _)| {
-            let at = match binding {
-                Binding::Q => params.q_at,
-                Binding::K => params.k_at,
-                Binding::X1 => params.x1_at,
-                Binding::X2 => params.x2_at,
-                Binding::G => params.g_at,
-                Binding::V => params.v_at,
-                Binding::O => params.o_at,
+            let (at, count, element) = match binding {
+                Binding::Q => (params.q_at, 4, variant.element),
+                Binding::K => (params.k_at, 4, variant.element),
+                Binding::X1 => (params.x1_at, 4, variant.element),
+                Binding::X2 => (params.x2_at, 4, variant.element),
+                Binding::G => (params.g_at, 4, variant.element),
+                Binding::V => (params.v_at, 4, variant.element),
+                Binding::O => (params.o_at, 4, variant.element),
+                Binding::State if pass == Pass::Decode => (params.state_at, 2, variant.state),
                 _ => return true,
             };
+            let bytes = u64::from(count) * element.bytes();
             let Bound { offset, size, .. } = bound.get(binding);
-            at.is_multiple_of(4) && offset.is_multiple_of(four) && size.is_multiple_of(four)
+            at.is_multiple_of(count) && offset.is_multiple_of(bytes) && size.is_multiple_of(bytes)
         })
 }
 

@@ -87,7 +87,8 @@ pub struct Variant {
     pub gates: bool,
     /// Inputs share a buffer with something that is written, so that every binding must be `read_write`.
     pub shared: bool,
-    /// The keys' side, or that of the values, is read (and written) four elements at a time: see [`can_read_by_four`].
+    /// The keys' side, or that of the values, is read (and written) four elements at a time; in decode the keys' side, and
+    /// the states two: see [`can_read_by_four`].
     pub by_four: bool,
     /// Edge of the matrix units' tiles; 0 for passes that use none.
     pub edge: usize,
@@ -242,7 +243,8 @@ pub fn source(pass: Pass, variant: Variant) -> String {
         part!("rule"),
         part!("chunk"),
     );
-    let (values, outputs) = if variant.by_four {
+    // (A thread of decode has two columns.)
+    let (values, outputs) = if variant.by_four && pass != Pass::Decode {
         (part!("values_by_four"), part!("outputs_by_four"))
     } else {
         (part!("values"), part!("outputs"))
@@ -326,6 +328,11 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             match variant.state {
                 Element::F32 => part!("state_f32"),
                 Element::F16 => part!("state_f16"),
+            },
+            if variant.by_four {
+                part!("columns_side_by_side")
+            } else {
+                part!("columns_apart")
             },
             norms,
             part!("decode"),
@@ -450,11 +457,13 @@ fn touches_contents(pass: Pass) -> bool {
 }
 
 /// Whether a pass has a text that reads the keys' or the values' side four elements at a time ([`Variant::by_four`]). It
-/// also takes bindings in which each operand of that side starts at a multiple of four elements, and ends at one.
+/// also takes bindings in which each operand of that side starts at a multiple of four elements, and ends at one; in
+/// decode, states at a multiple of two.
 pub fn can_read_by_four(pass: Pass, problem: &Problem) -> bool {
     match pass {
         Pass::Pairs | Pass::MatrixPairs => problem.key_dim.is_multiple_of(4),
         Pass::Scan | Pass::MatrixScan => problem.value_dim.is_multiple_of(4),
+        Pass::Decode => problem.key_dim.is_multiple_of(4) && problem.value_dim.is_multiple_of(2),
         _ => false,
     }
 }
@@ -614,6 +623,7 @@ pub fn decode_iterations(problem: &Problem) -> usize {
 /// Override constants of a pass.
 pub fn constants(
     pass: Pass,
+    variant: Variant,
     problem: &Problem,
     chunk: Option<&ChunkShape>,
 ) -> Vec<(&'static str, f64)> {
@@ -722,15 +732,12 @@ pub fn constants(
         }
     }
     if pass == Pass::Decode {
-        let groups = DECODE_THREADS * DECODE_WIDTH / DECODE_COLUMNS;
+        let columns = decode_columns(variant);
+        let channels = problem.key_dim.div_ceil(DECODE_GROUPS);
         out.extend([
-            ("THREADS", DECODE_THREADS as f64),
-            ("COLUMNS", DECODE_COLUMNS as f64),
-            ("WIDTH", DECODE_WIDTH as f64),
-            (
-                "KG",
-                problem.key_dim.div_ceil(groups).next_multiple_of(4) as f64,
-            ),
+            ("THREADS", (columns / 2 * DECODE_GROUPS) as f64),
+            ("COLUMNS", columns as f64),
+            ("KG", channels.next_multiple_of(4) as f64),
         ]);
     }
     out
@@ -799,9 +806,11 @@ fn solve_constants(chunk: &ChunkShape) -> Vec<(&'static str, f64)> {
     ]
 }
 
-/// Threads of a decode workgroup.
-pub const DECODE_THREADS: usize = 128;
-/// Value columns that a decode workgroup covers.
-pub const DECODE_COLUMNS: usize = 64;
-/// Value columns of one of its threads.
-const DECODE_WIDTH: usize = 2;
+/// Value columns that a decode workgroup covers, two a thread: fewer where one load takes both, as timed fastest
+/// (`benches/NOTES.md`).
+pub fn decode_columns(variant: Variant) -> usize {
+    if variant.by_four { 32 } else { 64 }
+}
+
+/// Groups of threads of a decode workgroup, each with channels of its own.
+const DECODE_GROUPS: usize = 4;

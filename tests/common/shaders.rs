@@ -174,7 +174,7 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                     _ => &[None],
                 };
                 for &transition in runs {
-                    let mut constants = shaders::constants(pass, problem, shape);
+                    let mut constants = shaders::constants(pass, variant, problem, shape);
                     constants.extend(transition);
                     let bits: Vec<_> = constants.iter().map(|&(n, x)| (n, x.to_bits())).collect();
                     if seen.insert((pass, variant, bits)) {
