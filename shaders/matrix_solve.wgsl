@@ -9,6 +9,7 @@
 const THREADS = 256u;
 const BLOCK = 16u;
 override BLOCKS: u32 = R / BLOCK;
+override MERGES: u32 = firstLeadingBit(2u * BLOCKS - 1u);  // log2 of BLOCKS, rounded up
 // Rows of a block in vec4, one more than they hold, to spread the banks. Blocks above the diagonal are not kept.
 const PITCH = 5u;
 override WORK_SIZE: u32 = BLOCKS * (BLOCKS + 1u) / 2u * BLOCK * PITCH;
@@ -59,6 +60,7 @@ fn main(
   for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
     rows[y] = floats[floats_at + MASKED / 4u + min(lid + y * THREADS, CHUNK * R / 4u - 1u)];
   }
+  let residual = floats[floats_at + RESIDUAL_BOUND / 4u][RESIDUAL_BOUND % 4u];
   for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
     let r = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
@@ -98,7 +100,8 @@ fn main(
   }
   workgroupBarrier();
   // A thread has four columns of a row of the merged block.
-  for (var size = BLOCK; size < R; size *= 2u) {
+  for (var merge = 0u; merge < MERGES; merge++) {  // unrolled
+    let size = BLOCK << merge;
     let across = size / 4u;
     let outputs = (R + 2u * size - 1u) / (2u * size) * size * across;
     for (var i = lid; i < outputs; i += THREADS) {
@@ -178,17 +181,23 @@ fn main(
     seen[t] = 0.0;
   }
   if (working) {
-    for (var m = column / BLOCK * BLOCK; m < min((token + TOKENS_EACH) * N, R); m += 4u) {
-      let at = lower_at(m, column / 4u);
-      let y = vec4<f32>(
-        work[at][column % 4u],
-        work[at + PITCH][column % 4u],
-        work[at + 2u * PITCH][column % 4u],
-        work[at + 3u * PITCH][column % 4u],
-      );
-      for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
-        let row = masked[min(token + t, CHUNK - 1u) * MASKED_PITCH + m / 4u];
-        seen[t] = fma(row.w, y.w, fma(row.z, y.z, fma(row.y, y.y, fma(row.x, y.x, seen[t]))));
+    for (var block = 0u; block < BLOCKS; block++) {  // unrolled
+      if (block >= column / BLOCK && block * BLOCK < (token + TOKENS_EACH) * N) {
+        let corner = lower_at(block * BLOCK, column / 4u);
+        for (var m = 0u; m < 4u; m++) {  // unrolled
+          let at = corner + m * 4u * PITCH;
+          let y = vec4<f32>(
+            work[at][column % 4u],
+            work[at + PITCH][column % 4u],
+            work[at + 2u * PITCH][column % 4u],
+            work[at + 3u * PITCH][column % 4u],
+          );
+          for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
+            let from_token = select(min(token + t, CHUNK - 1u), token + t, CHUNK % TOKENS_EACH == 0u);
+            let row = masked[from_token * MASKED_PITCH + block * (BLOCK / 4u) + m];
+            seen[t] = fma(row.w, y.w, fma(row.z, y.z, fma(row.y, y.y, fma(row.x, y.x, seen[t]))));
+          }
+        }
       }
     }
   }
@@ -203,7 +212,6 @@ fn main(
   // |U| is at most R max |T| times the largest residual, which its own unit keeps below 2^15. The power of two that takes
   // this below 2^15, where it is not already.
   if (lid == 0u) {
-    let residual = floats[floats_at + RESIDUAL_BOUND / 4u][RESIDUAL_BOUND % 4u];
     let bound = f32(R) * bitcast<f32>(atomicLoad(&largest)) * residual;
     let exponent = bitcast<u32>(bound) >> 23u;
     var unit = 1.0;

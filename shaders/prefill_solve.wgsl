@@ -90,7 +90,9 @@ fn fetch_product(m: u32, quad: u32) -> mat4x4<f32> {
 
 // What was put is seen, and what was got is no longer needed, by everybody.
 fn barrier() {
-  storageBarrier();
+  if (!IN_WORKGROUP || !A_IN_WORKGROUP) {
+    storageBarrier();
+  }
   workgroupBarrier();
 }
 

@@ -384,6 +384,11 @@ impl MatrixShape {
             ("SHARE_TILES", self.key_tiles() / self.slabs / self.shares),
             ("PRODUCT_ROUNDS", self.product_rounds()),
             ("BLOCK", BLOCK),
+            ("BLOCKS", self.substeps / BLOCK),
+            (
+                "MERGES",
+                (self.substeps / BLOCK).next_power_of_two().ilog2() as usize,
+            ),
         ]
     }
 
