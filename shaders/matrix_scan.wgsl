@@ -171,6 +171,11 @@ fn inverse_of(unit: u32) -> f32 {
   return bitcast<f32>(0x7f000000u - unit);
 }
 
+// 1 / x of a power of two, which no division has to find.
+fn inverse_power(x: f32) -> f32 {
+  return inverse_of(bitcast<u32>(x));
+}
+
 @compute @workgroup_size(THREADS)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
@@ -352,14 +357,14 @@ fn main(
       acc[2u * i] = acc[2u * i] + acc[2u * i + 1u];
       coopStore(acc[2u * i], &sums[at], SUMS_PITCH);
       // What stays of it: Y in the units of (A T) (Z - X), and nothing of X.
-      let y_unit = select(0.0, residual_unit / powers.y, tile / COLUMN_TILES * EDGE >= R);
+      let y_unit = select(0.0, residual_unit * inverse_power(powers.y), tile / COLUMN_TILES * EDGE >= R);
       acc[2u * i] = y_unit * acc[2u * i];
       acc[2u * i + 1u] = MatrixSum();
     }
     workgroupBarrier();
 
     // Z - X; Z is over the reads' power, as B is.
-    let z_unit = 1.0 / powers.y;
+    let z_unit = inverse_power(powers.y);
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
       let c = own + i / STEP_QUADS;
@@ -423,7 +428,7 @@ fn main(
         }
       }
       if (number == 0u) {
-        let o_unit = params.scale * powers.w * powers.y / residual_unit;
+        let o_unit = params.scale * powers.w * powers.y * inverse_power(residual_unit);
         for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
           let t = (lid + y * THREADS) / OUTPUT_QUADS;
           let quad = (lid + y * THREADS) % OUTPUT_QUADS;
@@ -460,7 +465,7 @@ fn main(
       coopStore(acc[2u * i] + acc[2u * i + 1u], &sums[at], SUMS_PITCH);
     }
     workgroupBarrier();
-    let back = powers.y / powers.x / residual_unit * powers.z;
+    let back = powers.y * inverse_power(powers.x) * inverse_power(residual_unit) * powers.z;
     powers = next_powers;
     residual_unit = next_residual_unit;
     halves_at = next_halves;

@@ -224,6 +224,12 @@ pub fn cases() -> Vec<Case> {
         Check::Chunks,
     );
     add(
+        "the same, keys of 16",
+        Problem::new(Rule::Kda, [1, 130, 1, 2, 16, 24]),
+        zero,
+        Check::Chunks,
+    );
+    add(
         "segments at the same time",
         eda([1, 75, 1, 2, 32, 24]),
         mixed,

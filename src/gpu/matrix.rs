@@ -90,12 +90,12 @@ impl MatrixShape {
         limits: &wgpu::Limits,
         width: usize,
     ) -> Result<Self> {
-        // Workgroups of 32 columns are half as many as those of 16, and each takes about 1.45 times as long.
+        // Workgroups of 32 columns are half as many as those of 16, and each takes about 1.7 times as long.
         let waves = |columns: usize| {
             let groups = problem.value_dim.div_ceil(columns) * problem.value_heads;
             (groups * problem.sequences()).div_ceil(width.max(1)) as f64
         };
-        let many = 1.45 * waves(32) < waves(16);
+        let many = 1.7 * waves(32) < waves(16);
         let wide = || Self::with_columns(problem, tokens, units, limits, 32);
         match many.then(wide) {
             Some(Ok(shape)) => Ok(shape),
