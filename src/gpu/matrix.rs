@@ -321,7 +321,7 @@ impl MatrixShape {
         // (Rows of an odd number of pairs.)
         let parts = self
             .part_sizes()
-            .map(|[rows, quads]| rows * 2 * (quads / 2 | 1));
+            .map(|[rows, quads]| rows * 2 * ((quads / 2) | 1));
         let part = parts.into_iter().max().unwrap_or(0);
         let rows = (self.substeps + self.tokens).max(self.key_pad);
         8 * part
