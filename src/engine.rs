@@ -409,7 +409,7 @@ fn test_case() -> (Problem, Tensors<Vec<f32>>) {
 }
 
 /// The self-test of matrix units that nobody asked for by name, before they are first used.
-async fn test_matrix_units(engine: &GpuEngine) -> Result<()> {
+pub(crate) async fn test_matrix_units(engine: &GpuEngine) -> Result<()> {
     let (problem, tensors) = test_case();
     let tensors = tensors.slices();
     let right = reference::recurrence::<f64>(&problem, &tensors)?;

@@ -8,6 +8,9 @@ mod device;
 
 use common::golden::cases;
 use common::{error, exact, half, label, prefill, wait};
+use eda_wgpu::bench::ceilings;
+use eda_wgpu::bench::report::Op;
+use eda_wgpu::bench::run::{self, Plan, Spec};
 use eda_wgpu::generate::{self, Decays, Gates, Keys, Recipe};
 use eda_wgpu::gpu::kernels::{Kernels, PrefillSettings, Slice};
 use eda_wgpu::gpu::matrix::MatrixUnits;
@@ -461,6 +464,42 @@ fn precision_is_not_lowered_unasked() -> Result<()> {
         label(&engine)
     );
     assert_eq!(run(&half())?.tier, Some(Tier::Matrix));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs matrix units"]
+fn benchmarks_run_the_tier_that_they_name() -> Result<()> {
+    let mut engine = wait(Engine::open(&options(None)))?;
+    let plan = Plan::of(&engine, true);
+    let ceilings = wait(ceilings::measure(&engine, &plan))?;
+    for (asked, element, ran) in [
+        (None, Element::F16, "matrix"),
+        (None, Element::F32, "portable"),
+        (Some(Tier::Portable), Element::F16, "portable"),
+        (Some(Tier::Matrix), Element::F32, "matrix"),
+    ] {
+        let Engine::Gpu(gpu) = &mut engine else {
+            panic!("{}", label(&engine));
+        };
+        gpu.set_tier(asked)?;
+        let built = gpu.kernels().pipeline_count();
+        let spec = Spec {
+            op: Op::Prefill,
+            rule: Rule::Eda,
+            shape: [1, 64, 1, 1, 16, 16],
+            element,
+            chunk: None,
+            segments: None,
+        };
+        let case = wait(run::case(&engine, &spec, &plan, &ceilings))?;
+        assert_eq!(case.tier.as_deref(), Some(ran), "{asked:?} {element:?}");
+        let Engine::Gpu(gpu) = &engine else { continue };
+        assert!(
+            gpu.kernels().pipeline_count() > built,
+            "{asked:?} {element:?}"
+        );
+    }
     Ok(())
 }
 

@@ -40,7 +40,7 @@ pub struct Report {
     pub quick: bool,
     /// What ran.
     pub adapter: Adapter,
-    /// Kernel family, `cpu` for the CPU engine.
+    /// Kernel family of the prefills, both where they differ; `cpu` for the CPU engine.
     pub tier: String,
     /// What this adapter does at most, measured in the same run.
     pub ceilings: Ceilings,
@@ -329,6 +329,9 @@ pub struct Case {
     /// does not say.
     #[serde(default)]
     pub segments: usize,
+    /// Kernel family of a prefill on a GPU; null in decode, and where the file does not say.
+    #[serde(default)]
+    pub tier: Option<String>,
     /// Dependent calls recorded together, of which a sample is the mean; 1 in prefill.
     pub steps: usize,
     /// The final state is written within the time: always in this version.
@@ -445,6 +448,7 @@ impl Case {
             state,
             chunk: None,
             segments: 0,
+            tier: None,
             steps: 1,
             final_state_written: true,
             warm_up_ms: 0.0,
@@ -461,6 +465,17 @@ impl Case {
             long_run: None,
             times,
         }
+    }
+}
+
+/// What [`Report::tier`] says of cases on an engine of this tier.
+pub fn tier_of(cases: &[Case], engine: &str) -> String {
+    let mut tiers: Vec<&str> = cases.iter().filter_map(|c| c.tier.as_deref()).collect();
+    tiers.sort_unstable();
+    tiers.dedup();
+    match tiers[..] {
+        [] => engine.to_owned(),
+        _ => tiers.join(" and "),
     }
 }
 

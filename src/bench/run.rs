@@ -5,7 +5,7 @@ use super::measure::{blocks, sample};
 use super::report::{Case, Ceilings, Key, LongRun, Op, Samples, Timing};
 use super::{Bound, DeviceInputs, Effort, bind_decode, bind_prefill, random_values};
 use crate::cpu::{self, CpuEngine};
-use crate::engine::{DecodeOptions, Element, Engine, PrefillOptions};
+use crate::engine::{DecodeOptions, Element, Engine, PrefillOptions, Tier, test_matrix_units};
 use crate::error::{Error, Result};
 use crate::gpu::engine::GpuEngine;
 use crate::gpu::kernels::{DecodeSettings, PrefillSettings};
@@ -179,6 +179,7 @@ pub async fn case_with(
     Ok(Case {
         chunk: measured.chunk,
         segments: measured.segments,
+        tier: measured.tier.map(|tier| tier.name().to_owned()),
         steps: measured.steps,
         warm_up_ms: plan.effort.warm_up.as_secs_f64() * 1e3,
         long_run: measured.long_run,
@@ -190,8 +191,20 @@ struct Measured {
     times: Samples,
     chunk: Option<usize>,
     segments: usize,
+    tier: Option<Tier>,
     steps: usize,
     long_run: Option<LongRun>,
+}
+
+/// The kernel family that a prefill takes, as [`Engine::prefill`] would.
+fn tier_of(engine: &GpuEngine, spec: &Spec, problem: &Problem) -> Tier {
+    let options = PrefillOptions {
+        chunk: spec.chunk,
+        segments: spec.segments,
+        element: spec.element,
+        ..PrefillOptions::default()
+    };
+    engine.tier_of(problem, &options)
 }
 
 fn bind(
@@ -207,6 +220,7 @@ fn bind(
                 chunk: spec.chunk,
                 segments: spec.segments,
                 element: spec.element,
+                tier: tier_of(engine, spec, problem),
                 ..PrefillSettings::default()
             };
             bind_prefill(engine, problem, &settings, inputs)
@@ -228,6 +242,10 @@ async fn on_gpu(
     problem: &Problem,
     plan: &Plan,
 ) -> Result<Measured> {
+    let tier = (spec.op == Op::Prefill).then(|| tier_of(engine, spec, problem));
+    if tier == Some(Tier::Matrix) && engine.has_untested_matrix_units() {
+        test_matrix_units(engine).await?;
+    }
     let inputs = DeviceInputs::new(engine, problem, spec.element)?;
     let bound = bind(engine, spec, state, problem, inputs)?;
     if spec.op == Op::Prefill {
@@ -236,6 +254,7 @@ async fn on_gpu(
             times,
             chunk: bound.chunk,
             segments: bound.segments,
+            tier,
             steps: 1,
             long_run: None,
         });
@@ -264,6 +283,7 @@ async fn on_gpu(
         times,
         chunk: None,
         segments: 0,
+        tier: None,
         steps,
         long_run,
     })
@@ -404,6 +424,7 @@ fn on_cpu(engine: &CpuEngine, spec: &Spec, problem: &Problem, plan: &Plan) -> Re
         times,
         chunk: (spec.op == Op::Prefill).then(|| spec.chunk.unwrap_or(cpu::DEFAULT_CHUNK)),
         segments: 0,
+        tier: None,
         steps: 1,
         long_run: None,
     })

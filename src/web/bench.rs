@@ -187,7 +187,7 @@ pub(super) async fn measure(engine: &Engine, what: &What, control: &Control) -> 
         os: "browser".into(),
         arch: std::env::consts::ARCH.into(),
         quick: what.quick,
-        tier: engine.description().tier,
+        tier: report::tier_of(&cases, &engine.description().tier),
         adapter,
         ceilings,
         // Browsers build pipelines when they like, and do not say how long it took.

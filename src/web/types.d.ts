@@ -234,6 +234,8 @@ export interface ReportCase {
   chunk: number | null;
   /** The most segments of sequences computed at the same time; 0 where none is cut. Absent in reports of older versions. */
   segments?: number;
+  /** Kernel family of a prefill on a GPU; null in decode. Absent in reports of older versions. */
+  tier?: "portable" | "matrix" | null;
   steps: number;
   final_state_written: boolean;
   warm_up_ms: number;

@@ -8,7 +8,7 @@ use eda_wgpu::bench::ceilings;
 use eda_wgpu::bench::report::{self, Adapter, Case, Op, Pipelines, Report, Skipped, Timing};
 use eda_wgpu::bench::run::{self, Plan, Spec};
 use eda_wgpu::gpu::cache::Found;
-use eda_wgpu::{Element, Engine, EngineOptions, Error, Rule};
+use eda_wgpu::{Element, Engine, EngineOptions, Error, Rule, Tier};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -287,7 +287,7 @@ fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure
         os: std::env::consts::OS.into(),
         arch: std::env::consts::ARCH.into(),
         quick: flags.quick,
-        tier: engine.description().tier,
+        tier: report::tier_of(&cases, &engine.description().tier),
         adapter: Adapter::of(&engine),
         ceilings,
         pipelines,
@@ -343,6 +343,21 @@ fn pipelines(
         first_ms,
         second_ms,
     })
+}
+
+/// How a prefill was cut, and the tier where it is not that of every adapter.
+fn chunk_of(case: &Case) -> String {
+    let Some(chunk) = case.chunk else {
+        return "-".into();
+    };
+    let mut text = chunk.to_string();
+    if case.segments > 0 {
+        text += &format!(", {} segments", case.segments);
+    }
+    if case.tier.as_deref() == Some(Tier::Matrix.name()) {
+        text += ", matrix";
+    }
+    text
 }
 
 /// For people.
@@ -405,11 +420,7 @@ fn summary(report: &Report, set: &str, disk: Option<Found>, cached: bool) -> Str
     for c in &report.cases {
         table.row([
             c.key().to_string(),
-            match (c.chunk, c.segments) {
-                (None, _) => "-".into(),
-                (Some(n), 0) => n.to_string(),
-                (Some(n), segments) => format!("{n}, {segments} segments"),
-            },
+            chunk_of(c),
             time(c.median_ms),
             format!("{}..{}", time(c.min_ms), time(c.max_ms)),
             number(c.tokens_per_s),
