@@ -4,7 +4,7 @@ use super::error::{Failure, Result};
 use super::input::{self, Control, get};
 use super::turn;
 use crate::bench::report::{
-    Adapter, Case, Ceilings, FORMAT, Key, Op, Report, Samples, Skipped, Timing,
+    Adapter, Case, Ceilings, FORMAT, Key, Op, Report, Samples, Skipped, Timing, tier_of,
 };
 use crate::bench::run::{self, Plan, Spec};
 use crate::bench::{ceilings, count, random_values};
@@ -187,7 +187,7 @@ pub(super) async fn measure(engine: &Engine, what: &What, control: &Control) -> 
         os: "browser".into(),
         arch: std::env::consts::ARCH.into(),
         quick: what.quick,
-        tier: report::tier_of(&cases, &engine.description().tier),
+        tier: tier_of(&cases, &engine.description().tier),
         adapter,
         ceilings,
         // Browsers build pipelines when they like, and do not say how long it took.

@@ -231,6 +231,8 @@ export interface ReportCase {
   /** `[B, T, H, HV, K, V]`. */
   shape: [number, number, number, number, number, number];
   dtype: "f32" | "f16";
+  /** Type of decode's states. Absent in reports of older versions, where it is float32. */
+  state?: "f32" | "f16";
   chunk: number | null;
   /** The most segments of sequences computed at the same time; 0 where none is cut. Absent in reports of older versions. */
   segments?: number;

@@ -8,6 +8,8 @@ interface Entry {
   name: string;
   report: Report;
   mine: boolean;
+  /** Came with the page. */
+  shipped: boolean;
   shown: boolean;
 }
 
@@ -18,7 +20,7 @@ let control: AbortController | undefined;
 let plot: Plot | undefined;
 
 const option = (name: string, label: string, checked: boolean) => {
-  const input = h("input", { type: "checkbox", value: name, checked });
+  const input = h("input", { type: "checkbox", value: name, checked, onchange: () => draw() });
   return { input, element: h("label", {}, input, ` ${label}`) };
 };
 const prefill = option("prefill", "prefill", true);
@@ -101,7 +103,7 @@ async function loadReferences(): Promise<void> {
     const names = JSON.parse(await load("index.json")) as string[];
     for (const name of names) {
       const report = await call("readReport", await load(name));
-      entries.push({ name: label(report), report, mine: false, shown: true });
+      entries.push({ name: label(report), report, mine: false, shipped: true, shown: true });
     }
   } catch (error) {
     status.textContent = `The shipped results could not be read: ${message(error)}`;
@@ -113,7 +115,10 @@ function label(report: Report): string {
   const { name, backend } = report.adapter;
   // A driver's version after its name is for the file.
   const short = name.replace(/ \(.*\)$/, "");
-  return report.os === "browser" ? `${short || "GPU"} in a browser` : backend === "cpu" ? `${short}, CPU engine` : short;
+  const half = report.cases.every((c) => c.dtype === "f16") ? ", float16" : "";
+  const states = report.cases.some((c) => c.state === "f16") ? ", float16 states" : "";
+  const engine = backend === "cpu" ? `${short}, CPU engine` : short;
+  return (report.os === "browser" ? `${short || "GPU"} in a browser` : engine) + half + states;
 }
 
 async function start(): Promise<void> {
@@ -145,7 +150,7 @@ async function start(): Promise<void> {
     mine = report;
     const at = entries.findIndex((entry) => entry.mine);
     if (at >= 0) entries.splice(at, 1);
-    entries.unshift({ name: `This browser, ${report.adapter.backend === "cpu" ? "CPU engine" : report.adapter.name}`, report, mine: true, shown: true });
+    entries.unshift({ name: `This browser, ${report.adapter.backend === "cpu" ? "CPU engine" : report.adapter.name}`, report, mine: true, shipped: false, shown: true });
     save.disabled = false;
     const { copy, product } = report.ceilings;
     status.textContent = `Done. At most: copy ${short(copy.gb_per_s)} GB/s, float32 product ${short(product.gflop_per_s)} GFLOP/s.${report.skipped.length ? ` Not run: ${report.skipped.map((s) => `${s.case} (${s.reason})`).join("; ")}.` : ""}`;
@@ -173,7 +178,7 @@ async function add(files: File[]): Promise<void> {
     try {
       if (file.size > LARGEST) throw new Error(`${short(file.size / 1e6)} MB are too much for a report`);
       const report = await call("readReport", await file.text());
-      entries.push({ name: `${label(report)} (${file.name})`, report, mine: false, shown: true });
+      entries.push({ name: `${label(report)} (${file.name})`, report, mine: false, shipped: false, shown: true });
       lines.push(`${file.name}: ${report.cases.length} cases of ${report.adapter.name}.`);
     } catch (error) {
       bad = true;
@@ -194,7 +199,13 @@ function median(c: ReportCase): number {
   return sorted.length % 2 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }
 
-const key = (c: ReportCase) => `${c.op} ${c.rule}${c.factors > 1 ? ` n=${c.factors}` : ""} ${c.shape.join(",")} ${c.dtype}`;
+const key = (c: ReportCase) =>
+  `${c.op} ${c.rule}${c.factors > 1 ? ` n=${c.factors}` : ""} ${c.shape.join(",")} ${c.dtype}${c.state === "f16" ? " states f16" : ""}`;
+
+/** What is chosen for a run: of what came with the page, more would hide it. */
+const chosen = (c: ReportCase) =>
+  [prefill, decode].some((o) => o.input.checked && o.input.value === c.op) &&
+  [eda, kda].some((o) => o.input.checked && o.input.value === c.rule);
 
 function show(): void {
   sources.replaceChildren(
@@ -221,9 +232,10 @@ function draw(): void {
   plot = undefined;
   const shown = entries.filter((entry) => entry.shown);
   const tables = shown.map((entry) => new Map(entry.report.cases.map((c) => [key(c), c])));
-  // What was measured here, else all.
+  // What was measured here, else all that others brought, and of what came with the page the same operations and rules as would
+  // be run.
   const own = entries.find((entry) => entry.mine && entry.shown);
-  const keys = own ? own.report.cases.map(key) : [...new Set(tables.flatMap((table) => [...table.keys()]))];
+  const keys = own ? own.report.cases.map(key) : [...new Set(shown.flatMap((entry) => entry.report.cases.filter((c) => !entry.shipped || chosen(c)).map(key)))];
   if (keys.length === 0) {
     results.replaceChildren();
     return;
