@@ -334,6 +334,10 @@ for (const name of asked.length > 0 ? asked : names) {
     await open("measure");
     await p.until("document.querySelectorAll('#view-measure .sources label').length > 0");
     const shipped = await page.evaluate("document.querySelectorAll('#view-measure .sources label').length");
+    const files = JSON.parse(await readFile(file("../page/dist/results/index.json"), "utf8"));
+    assert(shipped === files.length, `${shipped} of ${files.join(", ")} are shown`);
+    const before = await page.evaluate("document.querySelector('#bench-table').textContent");
+    assert(before.includes("NVIDIA H200") && before.includes("65536"), `no times of a large card: ${before.slice(0, 200)}`);
     // Where the button is, in each frame from here on.
     await page.evaluate(`(() => {
       const button = document.querySelector("#view-measure button.main");

@@ -102,8 +102,12 @@ async function loadReferences(): Promise<void> {
     };
     const names = JSON.parse(await load("index.json")) as string[];
     for (const name of names) {
-      const report = await call("readReport", await load(name));
-      entries.push({ name: label(report), report, mine: false, shipped: true, shown: true });
+      try {
+        const report = await call("readReport", await load(name));
+        entries.push({ name: label(report), report, mine: false, shipped: true, shown: true });
+      } catch (error) {
+        uploadStatus.textContent += `${name}, which came with the page, was not read: ${message(error)} `;
+      }
     }
   } catch (error) {
     status.textContent = `The shipped results could not be read: ${message(error)}`;
