@@ -198,6 +198,15 @@ fn a_run_on_the_processor_has_ceilings_of_its_own() {
     );
 }
 
+/// Copies to a device are of whole words.
+#[test]
+fn an_odd_number_of_float16_values_can_be_timed() {
+    for shape in ["1,1,1,1,1,1", "1,3,1,1,5,7"] {
+        let text = output(&mut bench(&["--shape", shape, "--dtype", "f16", "--quick"]));
+        assert!(text.contains(&format!("{shape} f16")), "{text}");
+    }
+}
+
 /// Half the bytes of states, in decode alone; files without the key have float32 states.
 #[test]
 fn states_of_decode_may_be_stored_as_float16() {
@@ -273,6 +282,7 @@ fn wrong_flags_are_refused_before_anything_runs() {
         &["--shape", "1,1,1,1,8,8", "--chunk", "64"],
         &["--op", "prefill", "--state", "f16"],
         &["--shape", "1,9,1,1,8,8", "--state", "f16"],
+        &["--shape", "1,1,1,1,8,8", "--tier", "matrix"],
         &["--backend", "cpu", "--state", "f16"],
         &["--rule", "none"],
         &["--dtype", "bf16"],
@@ -693,6 +703,23 @@ fn files_that_are_no_reports_are_refused_with_file_and_key() {
             &["`cases[0].chunk`", "16", "7"],
         ),
         (with("/cases/1/chunk", json!(16)), &["`cases[1].chunk`"]),
+        (
+            with("/cases/0/tier", json!("best")),
+            &["`cases[0].tier`", "matrix", "best"],
+        ),
+        (
+            with("/cases/1/tier", json!("portable")),
+            &["`cases[1].tier`", "decode"],
+        ),
+        (
+            with("/cases/0/tier", json!("matrix")),
+            &["`tier`", "matrix", "portable"],
+        ),
+        (with("/tier", json!("best")), &["`tier`", "best"]),
+        (
+            with("/cases/0/shape/1", json!(4_000_000_000u64)),
+            &["`cases[0].shape`", "4000000000", "2147483648"],
+        ),
         (with("/cases/0/steps", json!(2)), &["`cases[0].steps`"]),
         (with("/cases/0/shape/2", json!(3)), &["`cases[0].shape`"]),
         (

@@ -24,7 +24,7 @@ pub fn flops(problem: &Problem) -> f64 {
             None => 2.0,
         })
         .sum();
-    let states = problem.total_tokens() as f64 * problem.value_heads as f64;
+    let states = tokens(problem) * problem.value_heads as f64;
     states * problem.state_len() as f64 * (decay + substeps + 2.0)
 }
 
@@ -34,15 +34,23 @@ pub fn bytes(op: Op, problem: &Problem, element: Element, state: Element) -> f64
     let inputs: f64 = Operand::ALL
         .into_iter()
         .filter(|&o| problem.uses(o) && o != Operand::InitialState)
-        .map(|o| problem.len(o) as f64 * operand_element(o, element).bytes() as f64)
+        .map(|o| {
+            let values: f64 = problem.shape(o).into_iter().map(|n| n as f64).product();
+            values * operand_element(o, element).bytes() as f64
+        })
         .sum();
     let state_bytes = match op {
         Op::Prefill => Element::F32.bytes(),
         Op::Decode => 2 * state.bytes(),
     };
-    inputs
-        + problem.output_len() as f64 * element.bytes() as f64
-        + problem.states_len() as f64 * state_bytes as f64
+    let outputs = tokens(problem) * (problem.value_heads * problem.value_dim) as f64;
+    let states = problem.sequences() as f64 * (problem.value_heads * problem.state_len()) as f64;
+    inputs + outputs * element.bytes() as f64 + states * state_bytes as f64
+}
+
+/// In float64, as everything here: a report may be of more than this machine counts in words.
+fn tokens(problem: &Problem) -> f64 {
+    problem.batch as f64 * problem.tokens as f64
 }
 
 #[cfg(test)]

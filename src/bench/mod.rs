@@ -121,13 +121,15 @@ impl DeviceInputs {
             let block = (1usize << 22).min(problem.len(operand).next_multiple_of(problem.key_dim));
             let block = block / problem.key_dim * problem.key_dim;
             let values = random_values(problem, operand, block.max(problem.key_dim), 7);
-            let bytes: Vec<u8> = match element {
+            let mut bytes: Vec<u8> = match element {
                 Element::F32 => bytemuck::cast_slice(&values).to_vec(),
                 Element::F16 => values
                     .iter()
                     .flat_map(|&x| f16::from_f32(x).to_le_bytes())
                     .collect(),
             };
+            // (Copies are of whole words.)
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
             let mut at = 0;
             while at < size {
                 let n = (size - at).min(bytes.len() as u64);

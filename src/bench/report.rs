@@ -5,9 +5,9 @@
 
 use super::count;
 use crate::cpu;
-use crate::engine::{Element, Engine};
+use crate::engine::{Element, Engine, Tier};
 use crate::gpu::plan::CHUNK_SIZES;
-use crate::problem::Problem;
+use crate::problem::{MAX_ROWS, Problem};
 use crate::rule::{MAX_SUBSTEPS, Rule};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -474,7 +474,9 @@ pub fn tier_of(cases: &[Case], engine: &str) -> String {
     tiers.sort_unstable();
     tiers.dedup();
     match tiers[..] {
-        [] => engine.to_owned(),
+        // (Decode has one family on all GPUs.)
+        [] if engine == "cpu" => engine.to_owned(),
+        [] => Tier::Portable.name().to_owned(),
         _ => tiers.join(" and "),
     }
 }
@@ -666,6 +668,13 @@ impl Report {
                 return fault(format!("cases[{i}]"), "each case once", found);
             }
         }
+        let tiers = match self.cases.iter().any(|case| case.tier.is_some()) {
+            true => vec![tier_of(&self.cases, "")],
+            false => ["portable", "matrix", "cpu"].map(str::to_owned).into(),
+        };
+        if !tiers.contains(&self.tier) {
+            return fault("tier", tiers.join(", "), format!("`{}`", self.tier));
+        }
         Ok(())
     }
 }
@@ -718,6 +727,12 @@ impl Case {
         if let Err(e) = token.validate() {
             return fault(format!("{at}shape"), "sizes of a problem", e);
         }
+        let [batch, tokens, ..] = self.shape.map(|n| n as u128);
+        let rows = batch * tokens * self.factors as u128;
+        if rows > MAX_ROWS as u128 {
+            let expected = format!("at most {MAX_ROWS} batch · tokens · factors");
+            return fault(format!("{at}shape"), expected, rows);
+        }
         let problem = Problem::new(rule, self.shape);
         let chunks = [cpu::DEFAULT_CHUNK].into_iter().chain(CHUNK_SIZES);
         match (self.op, self.chunk) {
@@ -729,6 +744,16 @@ impl Case {
                 return fault(format!("{at}chunk"), expected, n);
             }
             (Op::Decode, Some(n)) => return fault(format!("{at}chunk"), "null in decode", n),
+        }
+        if let Some(tier) = &self.tier {
+            let known = [Tier::Portable, Tier::Matrix].map(Tier::name);
+            if self.op == Op::Decode || !known.contains(&tier.as_str()) {
+                let expected = match self.op {
+                    Op::Prefill => format!("null or one of {}", known.join(", ")),
+                    Op::Decode => "null in decode".to_owned(),
+                };
+                return fault(format!("{at}tier"), expected, format!("`{tier}`"));
+            }
         }
         match (self.op, self.steps) {
             (_, 0) => return fault(format!("{at}steps"), "at least 1", 0),

@@ -138,6 +138,7 @@ impl Flags {
         }
         let only_in = [
             ("--chunk", self.chunk.is_some(), Op::Prefill),
+            ("--tier matrix", self.tier == TierName::Matrix, Op::Prefill),
             ("--segments", self.segments.is_some(), Op::Prefill),
             ("--state f16", self.state == Dtype::F16, Op::Decode),
         ];
@@ -265,6 +266,10 @@ fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure
                     case: spec.key(state).to_string(),
                     reason: e.to_string(),
                 });
+            }
+            Err(Error::Unsupported { what, found, limit }) if specs.len() > 1 => {
+                let what = format!("{}: {what}", spec.key(state));
+                return Err(Error::unsupported(what, found, limit).into());
             }
             Err(e) => return Err(e.into()),
         }
