@@ -462,7 +462,7 @@ for (const name of asked.length > 0 ? asked : names) {
       const worst = () => Math.max(...ratios().map(({ ms, there }) => ms / there));
       // Turn by turn, so that other work on the machine meets both; the shortest times are those that it met least, and
       // more turns only bring them nearer to those of an idle machine.
-      for (let round = 0; round < 2 || (round < 6 && worst() > ratioLimit); round++) {
+      for (let round = 0; round < 2 || (round < 16 && worst() > ratioLimit); round++) {
         await p.press("Run the benchmark");
         await p.until("document.querySelector('#measure-status').textContent.startsWith('Done. At most')", 300);
         take("page", JSON.parse(await p.download()));
