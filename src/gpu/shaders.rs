@@ -173,6 +173,7 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             (Binding::Initial, Read),
             (Binding::O, Write),
             (Binding::State, Write),
+            // (Only read, see the shader.)
             (Binding::Scratch, Write),
             (Binding::Halves, Write),
         ]),
