@@ -54,3 +54,29 @@ fn content_four_at(token: u32, i: u32, h: u32, c: u32) -> vec4<f32> {
   }
   return z;
 }
+
+// The same of columns c .. c + 3 as they lie in memory.
+struct StoredFour {
+  v: vec4<Element>,
+  w: vec4<Element>,
+}
+
+fn stored_four_at(token: u32, i: u32, h: u32, c: u32) -> StoredFour {
+  let code = content_code(i);
+  var stored: StoredFour;
+  if (code != CONTENT_ZERO) {
+    stored.v = v_stored_four(((token * FACTORS + i / PATTERN) * params.value_heads + h) * V, c);
+  }
+  if (code == CONTENT_W_TIMES_V) {
+    stored.w = x2_stored_four((token * params.value_heads + h) * V, c, V);
+  }
+  return stored;
+}
+
+fn four_of(stored: StoredFour, i: u32) -> vec4<f32> {
+  let code = content_code(i);
+  if (code == CONTENT_ZERO) {
+    return vec4<f32>();
+  }
+  return vec4<f32>(stored.v) * select(vec4<f32>(1.0), vec4<f32>(stored.w), code == CONTENT_W_TIMES_V);
+}

@@ -14,15 +14,6 @@
 // With TRANSITION it finds instead what segments of a sequence do to any state, S -> M S + N (see prefill_join.wgsl):
 // the value columns start from zero and end as N; K columns more start from the identity, have no contents and end as M.
 
-@group(0) @binding(10) var<storage, read> initial: array<f32>;           // [N, HV, K, V]
-@group(0) @binding(11) var<storage, read_write> state: array<f32>;       // [N, HV, K, V]
-// (Only read, but not declared so: NVIDIA's compiler moves loads of what nobody writes down to where they are used, past any
-// barrier, so that nothing is asked for ahead.)
-@group(0) @binding(12) var<storage, read_write> floats: array<vec4<f32>>;
-@group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
-
-override VB: u32 = 16u;
-override THREADS: u32 = 256u;
 // Subgroups. Tiles of a product are dealt out to them in rounds; those without one repeat the last, since cooperative
 // calls need the same control flow in all.
 override GROUPS: u32 = 8u;
@@ -83,16 +74,6 @@ var<workgroup> residual: array<vec4<f16>, RESIDUAL_SIZE>; // Z - X, then U [VB][
 var<workgroup> units: array<vec4<f32>, UNITS_SIZE>;       // what each column of S and Z is divided by
 var<workgroup> largest: array<atomic<u32>, VB>;           // bits of the largest of S and Z, for each column
 
-override TRANSITION: bool = false;
-override VALUE_BLOCKS: u32 = (V + VB - 1u) / VB;
-override KEY_BLOCKS: u32 = (K + VB - 1u) / VB;
-
-// Pieces follow the chunks in the table: (first chunk, chunks, state or NOWHERE, source + 4 x its state).
-const SOURCE_INITIAL = 1u;
-const SOURCE_CARRIED = 2u;
-const SOURCE_IDENTITY = 3u;
-const NOWHERE = 0xffffffffu;
-
 // Rows 4 quad .. 4 quad + 3 of column `c` of what the contents of a chunk with `count` tokens from `first` are made of, as it
 // lies in memory. (It is converted a chunk later: a conversion waits for the load.)
 fn stored_contents(first: u32, count: u32, h: u32, c: u32, quad: u32) -> array<StoredContent, 4> {
@@ -147,33 +128,9 @@ fn write_vector(halves_at: u32, number: u32, i: u32) -> vec4<f16> {
   return halves[halves_at + WRITES / 4u + number * WRITE_VECTORS + at];
 }
 
-// Where vector lid + y THREADS of a part lies in workgroup memory, with so many a row.
-fn placed(lid: u32, y: u32, quads: u32, pitch: u32) -> u32 {
-  if (THREADS % quads == 0u) {
-    // At a fixed distance.
-    return lid / quads * pitch + lid % quads + y * (THREADS / quads * pitch);
-  }
-  let i = lid + y * THREADS;
-  return i / quads * pitch + i % quads;
-}
-
 // Where vector `i` of a team's columns of the residual lies, those that are not there in padding.
 fn residual_at(own: u32, i: u32) -> u32 {
   return select(own * RESIDUAL_PITCH + STEP_QUADS, (own + i / STEP_QUADS) * RESIDUAL_PITCH + i % STEP_QUADS, i < STEP_QUADS * OWN);
-}
-
-// The power of two that takes a number with these bits to between 8 and 16, as bits; its inverse as a number.
-fn unit_of(largest_bits: u32) -> u32 {
-  return (clamp(largest_bits >> 23u, 4u, 253u) - 3u) << 23u;
-}
-
-fn inverse_of(unit: u32) -> f32 {
-  return bitcast<f32>(0x7f000000u - unit);
-}
-
-// 1 / x of a power of two, which no division has to find.
-fn inverse_power(x: f32) -> f32 {
-  return inverse_of(bitcast<u32>(x));
 }
 
 @compute @workgroup_size(THREADS)

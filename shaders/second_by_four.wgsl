@@ -9,6 +9,9 @@ fn x2_stored(i: u32) -> Element {
 fn x2_load(i: u32) -> f32 {
   return f32(x2_stored(i));
 }
+fn x2_stored_four(row: u32, d: u32, size: u32) -> vec4<Element> {
+  return x2[(params.x2_at + row + min(d, size - 4u)) / 4u];
+}
 fn x2_load_four(row: u32, d: u32, size: u32) -> vec4<f32> {
-  return vec4<f32>(x2[(params.x2_at + row + min(d, size - 4u)) / 4u]);
+  return vec4<f32>(x2_stored_four(row, d, size));
 }

@@ -6,7 +6,10 @@
 fn v_stored(i: u32) -> Element {
   return v[params.v_at + i];
 }
-fn v_load_four(row: u32, c: u32) -> vec4<f32> {
+fn v_stored_four(row: u32, c: u32) -> vec4<Element> {
   let at = vec4<u32>(params.v_at + row) + min(vec4<u32>(c, c + 1u, c + 2u, c + 3u), vec4<u32>(V - 1u));
-  return vec4<f32>(f32(v[at.x]), f32(v[at.y]), f32(v[at.z]), f32(v[at.w]));
+  return vec4<Element>(v[at.x], v[at.y], v[at.z], v[at.w]);
+}
+fn v_load_four(row: u32, c: u32) -> vec4<f32> {
+  return vec4<f32>(v_stored_four(row, c));
 }

@@ -7,6 +7,9 @@ fn v_stored(i: u32) -> Element {
   let at = params.v_at + i;
   return v[at / 4u][at % 4u];
 }
+fn v_stored_four(row: u32, c: u32) -> vec4<Element> {
+  return v[(params.v_at + row + min(c, V - 4u)) / 4u];
+}
 fn v_load_four(row: u32, c: u32) -> vec4<f32> {
-  return vec4<f32>(v[(params.v_at + row + min(c, V - 4u)) / 4u]);
+  return vec4<f32>(v_stored_four(row, c));
 }

@@ -887,11 +887,7 @@ impl Kernels {
             })
             .collect();
 
-        let scan = if shape.matrix.is_some() {
-            Pass::MatrixScan
-        } else {
-            Pass::Scan
-        };
+        let scan = shape.matrix.map_or(Pass::Scan, |m| m.scan());
         let values = blocks(problem.value_dim, shape.columns);
         let mut over =
             |pass, transition, entries: &std::ops::Range<usize>, blocks: u64, params, bound| {

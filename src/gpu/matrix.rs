@@ -17,6 +17,7 @@ pub struct MatrixUnits {
 /// Features that the matrix tier needs a device to have.
 pub const FEATURES: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::SUBGROUP)
+    .union(wgpu::Features::SUBGROUP_BARRIER)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
 impl MatrixUnits {
@@ -59,10 +60,12 @@ pub struct MatrixShape {
     key_pad: usize,
     /// Value columns a workgroup of the scan.
     pub columns: usize,
+    /// Whether a subgroup of the scan owns a tile of columns ([`Pass::MatrixScanWide`]), or subgroups share them.
+    pub wide: bool,
     /// Subgroups of the scan.
     pub groups: usize,
-    /// Parts in which the scan takes a chunk's `left` through workgroup memory, and `writes`.
-    pub parts: [usize; 2],
+    /// Parts in which the scan takes a chunk's `left` through workgroup memory, `lower` and `writes`.
+    pub parts: [usize; 3],
     /// Successive tokens of a thread of the pairs pass, and slabs in which it takes the channels.
     pub run: usize,
     slabs: usize,
@@ -72,8 +75,16 @@ pub struct MatrixShape {
 
 /// Threads of the solve pass, as in `shaders/matrix_solve.wgsl`.
 const SOLVE_THREADS: usize = 256;
-/// Threads of the scan.
+/// Threads of the scan, where it is not wide.
 const SCAN_THREADS: usize = 256;
+/// Forms of the scan: value columns a workgroup, whether it is wide, and how long a workgroup takes, relatively, as timed
+/// (`benches/NOTES.md`).
+const FORMS: [(usize, bool, f64); 4] = [
+    (16, false, 1.0),
+    (32, false, 1.7),
+    (32, true, 1.2),
+    (64, true, 1.2),
+];
 /// Rows and columns of a block that the solve pass inverts by substitution.
 const BLOCK: usize = 16;
 
@@ -90,17 +101,19 @@ impl MatrixShape {
         limits: &wgpu::Limits,
         width: usize,
     ) -> Result<Self> {
-        // Workgroups of 32 columns are half as many as those of 16, and each takes about 1.7 times as long.
-        let waves = |columns: usize| {
+        let time = |&(columns, _, each): &(usize, bool, f64)| {
             let groups = problem.value_dim.div_ceil(columns) * problem.value_heads;
-            (groups * problem.sequences()).div_ceil(width.max(1)) as f64
+            (groups * problem.sequences()).div_ceil(width.max(1)) as f64 * each
         };
-        let many = 1.7 * waves(32) < waves(16);
-        let wide = || Self::with_columns(problem, tokens, units, limits, 32);
-        match many.then(wide) {
-            Some(Ok(shape)) => Ok(shape),
-            _ => Self::with_columns(problem, tokens, units, limits, 16),
-        }
+        let mut forms = FORMS;
+        forms.sort_by(|a, b| time(a).total_cmp(&time(b)));
+        let shape = |&(columns, wide, _): &(usize, bool, f64)| {
+            Self::with_columns(problem, tokens, units, limits, columns, wide)
+        };
+        forms
+            .iter()
+            .find_map(|form| shape(form).ok())
+            .map_or_else(|| shape(&FORMS[0]), Ok)
     }
 
     fn with_columns(
@@ -109,6 +122,7 @@ impl MatrixShape {
         units: MatrixUnits,
         limits: &wgpu::Limits,
         columns: usize,
+        wide: bool,
     ) -> Result<Self> {
         let factors = problem.rule.update().factors;
         let n = problem.rule.update().substeps();
@@ -126,8 +140,13 @@ impl MatrixShape {
             substeps,
             key_pad: problem.key_dim.next_multiple_of(16),
             columns,
-            groups: SCAN_THREADS / units.subgroup,
-            parts: [1, 1],
+            wide,
+            groups: if wide {
+                columns / units.edge
+            } else {
+                SCAN_THREADS / units.subgroup
+            },
+            parts: [1, 1, 1],
             run: 2,
             slabs: 1,
             shares: 1,
@@ -139,14 +158,19 @@ impl MatrixShape {
         let memory = limits.max_compute_workgroup_storage_size as usize;
         let divisors = |tiles: usize| (1..=tiles).filter(move |&parts| tiles.is_multiple_of(parts));
         let (across, steps) = (whole.key_tiles(), substeps / units.edge);
-        // Few parts, since each is two barriers more.
+        // Few parts, since each is a barrier more or two; where the scan is wide, an even number of them if that may be.
+        let most_lower = if wide { steps } else { 1 };
         let shape = divisors(across)
-            .flat_map(|left| divisors(steps).map(move |writes| [left, writes]))
+            .flat_map(|left| divisors(most_lower).map(move |lower| [left, lower]))
+            .flat_map(|[left, lower]| divisors(steps).map(move |writes| [left, lower, writes]))
             .map(|parts| Self { parts, ..whole })
             .filter(|shape| shape.scan_memory() <= memory && shape.fits_registers())
-            .min_by_key(|shape| shape.parts[0] + shape.parts[1])
+            .min_by_key(|shape| {
+                let parts = shape.parts.iter().sum::<usize>();
+                (wide && !parts.is_multiple_of(2), parts)
+            })
             .unwrap_or(Self {
-                parts: [across, steps],
+                parts: [across, most_lower, steps],
                 ..whole
             });
         // Few slabs, since each is two barriers more; but such that two workgroups of the pairs pass fit at a time, where
@@ -188,7 +212,8 @@ impl MatrixShape {
                 ));
             }
         }
-        let threads = shape.pairs_threads().max(SOLVE_THREADS).max(SCAN_THREADS);
+        let scan = shape.scan_threads();
+        let threads = shape.pairs_threads().max(SOLVE_THREADS).max(scan);
         let most = limits.max_compute_invocations_per_workgroup as usize;
         if threads > most {
             return Err(Error::unsupported(
@@ -235,14 +260,54 @@ impl MatrixShape {
         [each(self.substeps + self.tokens), each(self.key_pad)]
     }
 
-    /// Rows of a part of `left`, of `lower` and of a part of `writes`, and vec4s of float16 in each.
+    /// The pass that is the scan.
+    pub fn scan(&self) -> Pass {
+        if self.wide {
+            Pass::MatrixScanWide
+        } else {
+            Pass::MatrixScan
+        }
+    }
+
+    fn scan_threads(&self) -> usize {
+        if self.wide {
+            self.groups * self.units.subgroup
+        } else {
+            SCAN_THREADS
+        }
+    }
+
+    /// Rows of a part of `left`, of `lower` and of `writes`, and vec4s of float16 in each.
     fn part_sizes(&self) -> [[usize; 2]; 3] {
         let rows = self.substeps + self.tokens;
+        let [left, lower, writes] = self.parts;
         [
-            [rows, self.key_pad / self.parts[0] / 4],
-            [rows, self.substeps / 4],
-            [self.substeps / self.parts[1], self.key_pad / 4],
+            [rows, self.key_pad / left / 4],
+            [rows, self.substeps / lower / 4],
+            [self.substeps / writes, self.key_pad / 4],
         ]
+    }
+
+    /// How many vectors of four columns a lane of the wide scan has: of a tile, of S, and of U.
+    fn items(&self) -> [usize; 3] {
+        let edge = self.units.edge;
+        let each = edge * edge / 4 / self.units.subgroup;
+        [each, self.key_tiles() * each, self.substeps / edge * each]
+    }
+
+    /// Vectors that a thread of the wide scan takes of a part, at most.
+    fn part_rounds(&self) -> usize {
+        let vectors = self.part_vectors().into_iter().max().unwrap_or(0);
+        self.rounds(vectors)
+    }
+
+    /// How many parts ahead the wide scan asks for them.
+    fn ahead(&self) -> usize {
+        if self.parts.iter().sum::<usize>().is_multiple_of(2) {
+            2
+        } else {
+            1
+        }
     }
 
     /// vec4s of float16 of each part.
@@ -252,7 +317,7 @@ impl MatrixShape {
 
     /// How often all threads of the scan take one of `count` things, so that each is taken.
     fn rounds(&self, count: usize) -> usize {
-        count.div_ceil(SCAN_THREADS)
+        count.div_ceil(self.scan_threads())
     }
 
     /// Whether a subgroup of the scan is a team, which owns columns between the products.
@@ -280,9 +345,22 @@ impl MatrixShape {
             .map(|vectors| vectors.div_ceil(self.team()))
     }
 
-    /// Whether what an invocation of the scan holds fits the arrays of `shaders/matrix_scan.wgsl`.
+    /// Whether what an invocation of the scan holds fits the arrays of its shader.
     fn fits_registers(&self) -> bool {
         let steps = self.substeps / self.units.edge;
+        if self.wide {
+            let [each, state, u] = self.items();
+            let lanes = self.units.subgroup;
+            // Four registers for each vector of S, and as many for its sums.
+            return each * lanes * 4 == self.units.edge.pow(2)
+                && 4 * state * lanes <= 16 * 128
+                && state <= 32
+                && u <= 16
+                && (steps + self.tokens / self.units.edge) * each <= 32
+                && self.ahead() * self.part_rounds() <= 64
+                && (self.key_pad / 4).div_ceil(self.scan_threads()) <= 4
+                && self.product_rounds() <= 32;
+        }
         let [state, u] = self.team_rounds();
         self.scan_tiles().into_iter().all(|tiles| 2 * tiles <= 32)
             && self
@@ -319,6 +397,17 @@ impl MatrixShape {
 
     fn scan_memory(&self) -> usize {
         // (Rows of an odd number of pairs.)
+        if self.wide {
+            let parts = self
+                .part_sizes()
+                .map(|[rows, quads]| rows * 2 * ((quads / 2) | 1));
+            let part = parts.into_iter().max().unwrap_or(0);
+            let pitch = self.units.edge / 4 + 2;
+            let operand = self.key_pad.max(self.substeps) * pitch;
+            return 16 * part
+                + self.groups * (8 * operand + 16 * self.units.edge * pitch)
+                + 4 * self.key_pad;
+        }
         let parts = self
             .part_sizes()
             .map(|[rows, quads]| rows * 2 * ((quads / 2) | 1));
@@ -333,10 +422,20 @@ impl MatrixShape {
 
     /// No fewer loop iterations than an invocation of the scan needs for a chunk, where its loops are not written out.
     pub fn scan_iterations(&self) -> usize {
+        if self.wide {
+            let [each, state, u] = self.items();
+            let (keys, steps) = (self.key_tiles(), self.substeps / self.units.edge);
+            let rows = steps + self.tokens / self.units.edge;
+            let parts = self.parts.iter().sum::<usize>() * (2 + self.part_rounds());
+            let products = (keys + steps) * (1 + rows) + steps * (1 + keys);
+            let passed = (steps + rows + keys + rows) * (2 + each);
+            let between = 2 * state + 5 * u + self.units.subgroup.ilog2() as usize;
+            return parts + products + passed + between + 2 * rows + keys + 16;
+        }
         let [tiles, state_tiles] = self.scan_tiles();
         let [left, lower, writes] = self.part_vectors().map(|n| self.rounds(n));
         let [state, u] = self.team_rounds();
-        let [left_parts, write_parts] = self.parts;
+        let [left_parts, _, write_parts] = self.parts;
         let (across, steps) = (self.key_tiles(), self.substeps / self.units.edge);
         let outputs = self.rounds(self.tokens * self.columns / 4);
         let levels = self.team().ilog2() as usize;
@@ -356,14 +455,30 @@ impl MatrixShape {
         let steps = self.substeps / self.units.edge;
         let [state, u] = self.team_rounds();
         let solve = |count: usize| count.div_ceil(SOLVE_THREADS);
+        let [each, state_items, step_items] = self.items();
+        let edge = self.units.edge;
         vec![
             ("TILE_ROUNDS", tiles),
             ("STATE_TILE_ROUNDS", state_tiles),
             ("LEFT_PARTS", self.parts[0]),
-            ("WRITE_PARTS", self.parts[1]),
+            ("LOWER_PARTS", self.parts[1]),
+            ("WRITE_PARTS", self.parts[2]),
             ("PART_ACROSS", self.key_tiles() / self.parts[0]),
-            ("PART_STEPS", steps / self.parts[1]),
+            ("PART_STEPS", steps / self.parts[2]),
+            ("LEFT_ACROSS", self.key_tiles() / self.parts[0]),
+            ("LOWER_ACROSS", steps / self.parts[1]),
+            ("WRITE_STEPS", steps / self.parts[2]),
             ("LOWER_TILES", steps),
+            ("TOKEN_TILES", self.tokens / edge),
+            ("ROW_TILES", (self.substeps + self.tokens) / edge),
+            ("KEY_TILES", self.key_tiles()),
+            ("EACH", each),
+            ("STATE_ITEMS", state_items),
+            ("STEP_ITEMS", step_items),
+            ("LEVELS", (4 * self.units.subgroup / edge).ilog2() as usize),
+            ("AHEAD", self.ahead()),
+            ("PART_ROUNDS", self.part_rounds()),
+            ("DECAY_ROUNDS", self.rounds(self.key_pad / 4)),
             ("LEFT_ROUNDS", self.rounds(left)),
             ("LOWER_ROUNDS", self.rounds(lower)),
             ("WRITE_ROUNDS", self.rounds(writes)),
@@ -404,6 +519,14 @@ impl MatrixShape {
                 ("SHARES", self.shares),
             ]),
             Pass::MatrixSolve => {}
+            Pass::MatrixScanWide => out.extend([
+                ("VB", self.columns),
+                ("THREADS", self.scan_threads()),
+                ("LANES", self.units.subgroup),
+                ("LEFT_PARTS", self.parts[0]),
+                ("LOWER_PARTS", self.parts[1]),
+                ("WRITE_PARTS", self.parts[2]),
+            ]),
             _ => out.extend([
                 ("VB", self.columns),
                 ("THREADS", SCAN_THREADS),
@@ -411,7 +534,7 @@ impl MatrixShape {
                 ("TEAM", self.team()),
                 ("TEAM_IS_SUBGROUP", usize::from(self.team_is_subgroup())),
                 ("LEFT_PARTS", self.parts[0]),
-                ("WRITE_PARTS", self.parts[1]),
+                ("WRITE_PARTS", self.parts[2]),
             ]),
         }
         out.into_iter().map(|(name, x)| (name, x as f64)).collect()

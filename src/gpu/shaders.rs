@@ -32,11 +32,13 @@ pub enum Pass {
     MatrixSolve,
     /// Matrix tier, prefill 3: the states and outputs.
     MatrixScan,
+    /// The same where workgroups are many, see [`MatrixShape::wide`].
+    MatrixScanWide,
 }
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 10] = [
+    pub const ALL: [Pass; 11] = [
         Pass::Pack,
         Pass::Pairs,
         Pass::Solve,
@@ -47,13 +49,14 @@ impl Pass {
         Pass::MatrixPairs,
         Pass::MatrixSolve,
         Pass::MatrixScan,
+        Pass::MatrixScanWide,
     ];
 
     /// Whether it runs on matrix units.
     pub fn is_matrix(self) -> bool {
         matches!(
             self,
-            Pass::MatrixPairs | Pass::MatrixSolve | Pass::MatrixScan
+            Pass::MatrixPairs | Pass::MatrixSolve | Pass::MatrixScan | Pass::MatrixScanWide
         )
     }
 
@@ -70,6 +73,7 @@ impl Pass {
             Pass::MatrixPairs => "matrix_pairs",
             Pass::MatrixSolve => "matrix_solve",
             Pass::MatrixScan => "matrix_scan",
+            Pass::MatrixScanWide => "matrix_scan_wide",
         }
     }
 }
@@ -167,7 +171,7 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             (Binding::Scratch, Write),
             (Binding::Halves, Write),
         ]),
-        Pass::MatrixScan => add(&[
+        Pass::MatrixScan | Pass::MatrixScanWide => add(&[
             (Binding::Table, Read),
             (Binding::V, Read),
             (Binding::Initial, Read),
@@ -276,7 +280,7 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             part!("matrix_pairs"),
         ],
         Pass::MatrixSolve => vec![matrix, tile, params, matrix_chunk, part!("matrix_solve")],
-        Pass::MatrixScan => vec![
+        Pass::MatrixScan | Pass::MatrixScanWide => vec![
             matrix,
             element,
             tile,
@@ -286,7 +290,12 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             outputs,
             content,
             matrix_chunk,
-            part!("matrix_scan"),
+            part!("matrix_scan_common"),
+            if pass == Pass::MatrixScan {
+                part!("matrix_scan")
+            } else {
+                part!("matrix_scan_wide")
+            },
         ],
         Pass::Pack => vec![params, part!("pack")],
         Pass::Pairs => vec![
@@ -363,10 +372,15 @@ pub fn source(pass: Pass, variant: Variant) -> String {
 /// cooperative matrices in registers only where every index is a constant, and do not unroll such loops themselves.
 ///
 /// A marked loop reads `for (var i = 0u; i < BOUND; i++) {  // unrolled`, starts a line and ends with a line of its own.
+/// One that reads `for (var once = 0u; once < u32(CONDITION); once++) {  // if` becomes a condition.
 pub fn unroll(text: &str, bounds: &[(&'static str, usize)]) -> String {
     let mut out = String::with_capacity(2 * text.len());
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
+        if let Some(condition) = loop_once(line) {
+            out.push_str(&format!("if ({condition}) {{\n"));
+            continue;
+        }
         let Some((name, count)) = unrolled_loop(line, bounds) else {
             out.push_str(line);
             out.push('\n');
@@ -402,6 +416,13 @@ fn unrolled_loop<'a>(line: &'a str, bounds: &[(&'static str, usize)]) -> Option<
     let named = || bounds.iter().find(|(b, _)| *b == bound).map(|(_, n)| *n);
     let number = bound.strip_suffix('u').and_then(|n| n.parse().ok());
     Some((name, number.or_else(named)?))
+}
+
+/// The condition of a loop that runs once or not at all, which depends on counters that are numbers by now.
+fn loop_once(line: &str) -> Option<&str> {
+    let head = line.trim().strip_suffix("// if")?.trim_end();
+    head.strip_prefix("for (var once = 0u; once < u32(")?
+        .strip_suffix("); once++) {")
 }
 
 fn replace_word(text: &str, word: &str, with: &str) -> String {
@@ -454,7 +475,10 @@ fn touches_rule(pass: Pass) -> bool {
 
 /// Whether a pass reads the values' side.
 fn touches_contents(pass: Pass) -> bool {
-    matches!(pass, Pass::Scan | Pass::Decode | Pass::MatrixScan)
+    matches!(
+        pass,
+        Pass::Scan | Pass::Decode | Pass::MatrixScan | Pass::MatrixScanWide
+    )
 }
 
 /// Whether a pass has a text that reads the keys' or the values' side four elements at a time ([`Variant::by_four`]). It
@@ -463,7 +487,9 @@ fn touches_contents(pass: Pass) -> bool {
 pub fn can_read_by_four(pass: Pass, problem: &Problem) -> bool {
     match pass {
         Pass::Pairs | Pass::MatrixPairs => problem.key_dim.is_multiple_of(4),
-        Pass::Scan | Pass::MatrixScan => problem.value_dim.is_multiple_of(4),
+        Pass::Scan | Pass::MatrixScan | Pass::MatrixScanWide => {
+            problem.value_dim.is_multiple_of(4)
+        }
         Pass::Decode => problem.key_dim.is_multiple_of(4) && problem.value_dim.is_multiple_of(2),
         _ => false,
     }

@@ -1,0 +1,384 @@
+// Matrix tier, pass 3 of 3, where workgroups are many: what matrix_scan.wgsl does (see there), cut by columns alone. A
+// subgroup owns EDGE value columns and takes all rows of their products, so that it loads each tile of a right operand
+// once and waits for no other subgroup between the products. Workgroups are of 64 columns or so, which share each chunk's
+// `left`, `lower` and `writes`.
+
+// Subgroups of a workgroup, and lanes of each.
+override GROUPS: u32 = VB / EDGE;
+override LANES: u32 = 32u;
+// Between products a lane has four columns of EACH successive rows of every tile.
+override QUADS: u32 = EDGE / 4u;
+override EACH: u32 = EDGE * QUADS / LANES;
+override LEVELS: u32 = firstTrailingBit(LANES / QUADS);
+override STATE_ITEMS: u32 = KEY_TILES * EACH;
+override STEP_ITEMS: u32 = LOWER_TILES * EACH;
+override TOKEN_TILES: u32 = CHUNK / EDGE;
+// `left`, `lower` and `writes` pass through workgroup memory in parts, PARTS a chunk: columns of the first two, rows of
+// the last. Of the two places for a part one is read while the next part goes to the other, so that each is one barrier.
+// Parts are asked for AHEAD parts before they are stored. Vectors a row of a part, then an odd number of pairs of them, to
+// spread the banks, then all vectors of a part.
+override LEFT_PARTS: u32 = 1u;
+override LOWER_PARTS: u32 = 1u;
+override WRITE_PARTS: u32 = 1u;
+override PARTS: u32 = LEFT_PARTS + LOWER_PARTS + WRITE_PARTS;
+override AHEAD: u32 = select(1u, 2u, PARTS % 2u == 0u);
+override LEFT_ACROSS: u32 = KEY_TILES / LEFT_PARTS;    // tiles
+override LOWER_ACROSS: u32 = LOWER_TILES / LOWER_PARTS;
+override WRITE_STEPS: u32 = LOWER_TILES / WRITE_PARTS;
+override KEY_QUADS: u32 = KP / 4u;
+override STEP_QUADS: u32 = R / 4u;
+override LEFT_QUADS: u32 = LEFT_ACROSS * QUADS;
+override LOWER_QUADS: u32 = LOWER_ACROSS * QUADS;
+override LEFT_PITCH: u32 = 2u * ((LEFT_QUADS / 2u) | 1u);
+override LOWER_PITCH: u32 = 2u * ((LOWER_QUADS / 2u) | 1u);
+override WRITE_PITCH: u32 = 2u * ((KEY_QUADS / 2u) | 1u);
+override LEFT_VECTORS: u32 = (R + CHUNK) * LEFT_QUADS;
+override LOWER_VECTORS: u32 = (R + CHUNK) * LOWER_QUADS;
+override WRITE_VECTORS: u32 = WRITE_STEPS * EDGE * KEY_QUADS;
+override PART_ROUNDS: u32 = (max(max(LEFT_VECTORS, LOWER_VECTORS), WRITE_VECTORS) + THREADS - 1u) / THREADS;
+override PART_SIZE: u32 =
+  max(max((R + CHUNK) * LEFT_PITCH, (R + CHUNK) * LOWER_PITCH), WRITE_STEPS * EDGE * WRITE_PITCH);
+override DECAY_ROUNDS: u32 = (KEY_QUADS + THREADS - 1u) / THREADS;
+// A subgroup's right operand lies by rows, and so does a tile of sums on its way to the lanes that own it: with rows of
+// three times 16 bytes and of 96, no two lanes of an access meet in a bank.
+override OPERAND_PITCH: u32 = QUADS + 2u;
+override SUMS_PITCH: u32 = QUADS + 2u;
+override OPERAND_SIZE: u32 = max(KP, R) * OPERAND_PITCH;
+override SUMS_SIZE: u32 = EDGE * SUMS_PITCH;
+override ALL_PARTS: u32 = 2u * PART_SIZE;
+override ALL_OPERANDS: u32 = GROUPS * OPERAND_SIZE;
+override ALL_SUMS: u32 = GROUPS * SUMS_SIZE;
+
+var<workgroup> part: array<vec4<f16>, ALL_PARTS>;
+var<workgroup> operand: array<vec4<f16>, ALL_OPERANDS>; // S [K][EDGE], then Z - X, then U [R][EDGE], of each subgroup
+var<workgroup> sums: array<vec4<f32>, ALL_SUMS>;        // a tile of each subgroup
+var<workgroup> decays: array<vec4<f32>, KEY_QUADS>;     // of the whole chunk
+
+// How part `s` of a chunk lies: vectors a row, their distance in scratch memory and in workgroup memory, all vectors, and where
+// they start in the chunk's.
+struct Part {
+  quads: u32,
+  from_pitch: u32,
+  to_pitch: u32,
+  vectors: u32,
+  start: u32,
+}
+
+fn part_of(s: u32) -> Part {
+  if (s < LEFT_PARTS) {
+    return Part(LEFT_QUADS, KEY_QUADS, LEFT_PITCH, LEFT_VECTORS, s * LEFT_QUADS);
+  }
+  if (s < LEFT_PARTS + LOWER_PARTS) {
+    return Part(LOWER_QUADS, STEP_QUADS, LOWER_PITCH, LOWER_VECTORS, LOWER / 4u + (s - LEFT_PARTS) * LOWER_QUADS);
+  }
+  let number = s - LEFT_PARTS - LOWER_PARTS;
+  return Part(KEY_QUADS, KEY_QUADS, WRITE_PITCH, WRITE_VECTORS, WRITES / 4u + number * WRITE_VECTORS);
+}
+
+// Vector lid + y THREADS of part `s` of the chunk whose halves start at `halves_at`. (What is not there is read from the
+// last one and dropped.)
+fn part_vector(halves_at: u32, s: u32, lid: u32, y: u32) -> vec4<f16> {
+  let p = part_of(s);
+  if (y * THREADS >= p.vectors) {
+    return vec4<f16>();
+  }
+  var at = placed(lid, y, p.quads, p.from_pitch);
+  if ((y + 1u) * THREADS > p.vectors) {
+    let i = min(lid + y * THREADS, p.vectors - 1u);
+    at = i / p.quads * p.from_pitch + i % p.quads;
+  }
+  return halves[halves_at + p.start + at];
+}
+
+fn store_part(slot: u32, s: u32, lid: u32, y: u32, x: vec4<f16>) {
+  let p = part_of(s);
+  if ((y + 1u) * THREADS <= p.vectors || lid + y * THREADS < p.vectors) {
+    part[slot + placed(lid, y, p.quads, p.to_pitch)] = x;
+  }
+}
+
+// The step that row `row` of the contents is of its token: known here where that depends on the `j`th row of a lane alone.
+fn step_of(row: u32, j: u32) -> u32 {
+  return select(row % N, j % N, EACH % N == 0u);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(num_workgroups) groups: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+  @builtin(subgroup_id) subgroup: u32,
+  @builtin(subgroup_invocation_id) lane: u32,
+) {
+  let item = group.y * groups.x + group.x;
+  let blocks = VALUE_BLOCKS + select(0u, KEY_BLOCKS, TRANSITION);
+  if (item >= params.piece_count * params.head_count * blocks) {
+    return;
+  }
+  let block = item % blocks;
+  let identity = TRANSITION && block >= VALUE_BLOCKS;
+  let head = item / blocks % params.head_count;
+  let h = params.first_head + head;
+  let piece = table[params.piece_at + item / blocks / params.head_count];
+  let state_source = select(piece.w % 4u, SOURCE_IDENTITY, identity);
+  let origin = piece.w / 4u * params.value_heads + h;
+  let target_state = piece.z * params.value_heads + h;
+  let quad = lane % QUADS;
+  let my_row = lane / QUADS * EACH;
+  let c = select(block, block - VALUE_BLOCKS, identity) * VB + subgroup * EDGE + quad * 4u;  // the first of the lane's columns
+  let operand_at = subgroup * OPERAND_SIZE;
+  let sums_at = subgroup * SUMS_SIZE;
+  let my_operand = operand_at + my_row * OPERAND_PITCH + quad;
+  let my_sums = sums_at + my_row * SUMS_PITCH + quad;
+
+  var kept: array<vec4<f32>, 32>;        // S [KEY_TILES][EACH]
+  for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+    let d = y / EACH * EDGE + my_row + y % EACH;
+    for (var i = 0u; i < 4u; i++) {  // unrolled
+      var s = 0.0;
+      if (state_source == SOURCE_IDENTITY) {
+        s = select(0.0, 1.0, d == c + i && d < K);
+      } else if (d < K && c + i < V) {
+        let at = (origin * K + d) * V + c + i;
+        if (state_source == SOURCE_INITIAL) {
+          s = initial[params.initial_at + at];
+        } else if (state_source == SOURCE_CARRIED) {
+          s = state[params.state_at + at];
+        }
+      }
+      kept[y][i] = s;
+    }
+  }
+
+  // What the next parts and the next chunk need is asked for while others are computed with.
+  var coming: array<vec4<f16>, 64>;      // [AHEAD][PART_ROUNDS]
+  var stored: array<StoredFour, 16>; // [LOWER_TILES][EACH]
+  var decay: array<vec4<f32>, 4>;        // [DECAY_ROUNDS]
+  var acc: array<MatrixSum, 32>;         // [ROW_TILES or KEY_TILES]
+  let last = max(piece.x + piece.y, 1u) - 1u;
+  var halves_at = halves_base(piece.x, head);
+  var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
+  var next_rows = table[min(piece.x + 1u, last)].xy;
+  var powers = vec4<f32>(1.0);           // unit, then those of reads, writes and queries
+  var residual_unit = 1.0;
+  var flip = 0u;                         // where part 0 lies
+  if (piece.y > 0u) {
+    let floats_at = floats_base(piece.x, head) / 4u;
+    for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+      store_part(0u, 0u, lid, y, part_vector(halves_at, 0u, lid, y));
+    }
+    for (var i = 0u; i < AHEAD; i++) {  // unrolled
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        coming[(i + 1u) % AHEAD * PART_ROUNDS + y] = part_vector(halves_at, i + 1u, lid, y);
+      }
+    }
+    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
+      let row = y / EACH * EDGE + my_row + y % EACH;
+      stored[y] = stored_four_at(rows.x + min(row / N, rows.y - 1u), step_of(row, y % EACH), h, c);
+    }
+    for (var y = 0u; y < DECAY_ROUNDS; y++) {  // unrolled
+      decay[y] = floats[floats_at + WHOLE_DECAY / 4u + min(lid + y * THREADS, KEY_QUADS - 1u)];
+    }
+    powers = floats[floats_at + UNIT / 4u];
+    residual_unit = floats[floats_at + RESIDUAL_UNIT / 4u].x;
+    workgroupBarrier();
+  }
+
+  for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
+    let first = rows.x;
+    let count = rows.y;
+    let next = min(chunk + 1u, last);
+    let next_halves = halves_base(next, head);
+    let next_floats = floats_base(next, head) / 4u;
+    let slots = vec2<u32>(select(0u, PART_SIZE, flip == 1u), select(PART_SIZE, 0u, flip == 1u));  // of even parts, of odd ones
+
+    // Contents, the powers of two of the columns, and S as float16 over them.
+    var z: array<vec4<f32>, 16>;         // [LOWER_TILES][EACH]
+    var peak = vec4<f32>();
+    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
+      let row = y / EACH * EDGE + my_row + y % EACH;
+      let there = vec4<bool>(row / N < count && !identity) & (vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(V));
+      z[y] = select(vec4<f32>(), four_of(stored[y], step_of(row, y % EACH)), there);
+      peak = max(peak, abs(z[y]));
+    }
+    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+      peak = max(peak, abs(kept[y]));
+    }
+    for (var i = 0u; i < LEVELS; i++) {  // unrolled
+      peak = max(peak, subgroupShuffleXor(peak, QUADS << i));
+    }
+    let unit = vec4<f32>(unit_from(peak.x), unit_from(peak.y), unit_from(peak.z), unit_from(peak.w));
+    let up = vec4<f32>(inverse_power(unit.x), inverse_power(unit.y), inverse_power(unit.z), inverse_power(unit.w));
+    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+      operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * up);
+    }
+    subgroupBarrier();
+
+    // (X; Y).
+    for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+      acc[r] = MatrixSum();
+    }
+    for (var number = 0u; number < LEFT_PARTS; number++) {  // unrolled
+      for (var x = 0u; x < LEFT_ACROSS; x++) {  // unrolled
+        let b = coopLoadT<MatrixRight>(&operand[operand_at + (number * LEFT_ACROSS + x) * EDGE * OPERAND_PITCH], OPERAND_PITCH);
+        for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+          let a = coopLoadT<MatrixLeft>(&part[slots[number % 2u] + r * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
+          acc[r] = coopMultiplyAdd(a, b, acc[r]);
+        }
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        let s = number + 1u;
+        store_part(slots[s % 2u], s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
+        let from_next = s + AHEAD >= PARTS;
+        let halves_from = select(halves_at, next_halves, from_next);
+        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(halves_from, (s + AHEAD) % PARTS, lid, y);
+      }
+      workgroupBarrier();
+    }
+
+    // Z - X; Z is over the reads' power, as B is.
+    let z_unit = inverse_power(powers.y);
+    var passed: array<vec4<f32>, 32>;
+    for (var r = 0u; r < LOWER_TILES; r++) {  // unrolled
+      coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
+      acc[r] = MatrixSum();
+      subgroupBarrier();
+      for (var j = 0u; j < EACH; j++) {  // unrolled
+        passed[r * EACH + j] = sums[my_sums + j * SUMS_PITCH];
+      }
+      subgroupBarrier();
+    }
+    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
+      let x = (z[y] * up * z_unit - passed[y]) * residual_unit;
+      operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(x);
+    }
+    subgroupBarrier();
+    // Y in the units of (A T) (Z - X).
+    for (var t = 0u; t < TOKEN_TILES; t++) {  // unrolled
+      acc[LOWER_TILES + t] = residual_unit * inverse_power(powers.y) * acc[LOWER_TILES + t];
+    }
+    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
+      let row = y / EACH * EDGE + my_row + y % EACH;
+      stored[y] = stored_four_at(next_rows.x + min(row / N, next_rows.y - 1u), step_of(row, y % EACH), h, c);
+    }
+    rows = next_rows;
+    next_rows = table[min(chunk + 2u, last)].xy;
+
+    // (U; O). T is lower triangular, and a token sees no sub-steps after its own.
+    for (var number = 0u; number < LOWER_PARTS; number++) {  // unrolled
+      for (var x = 0u; x < LOWER_ACROSS; x++) {  // unrolled
+        let k = number * LOWER_ACROSS + x;
+        let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
+        for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+          // (naga takes no matrix load under a condition in which a variable stands, but in a loop.)
+          let some = ((r < LOWER_TILES) & (k <= r)) | ((r >= LOWER_TILES) & (k + N * LOWER_TILES < N * (r + 1u)));
+          for (var once = 0u; once < u32(some); once++) {  // if
+            let at = slots[(LEFT_PARTS + number) % 2u] + r * EDGE * LOWER_PITCH + x * QUADS;
+            let a = coopLoadT<MatrixLeft>(&part[at], LOWER_PITCH);
+            acc[r] = coopMultiplyAdd(a, b, acc[r]);
+          }
+        }
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        let s = LEFT_PARTS + number + 1u;
+        store_part(slots[s % 2u], s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
+        let from_next = s + AHEAD >= PARTS;
+        let halves_from = select(halves_at, next_halves, from_next);
+        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(halves_from, (s + AHEAD) % PARTS, lid, y);
+      }
+      if (number == 0u) {
+        for (var y = 0u; y < DECAY_ROUNDS; y++) {  // unrolled
+          if (lid + y * THREADS < KEY_QUADS) {
+            decays[lid + y * THREADS] = decay[y];
+          }
+          decay[y] = floats[next_floats + WHOLE_DECAY / 4u + min(lid + y * THREADS, KEY_QUADS - 1u)];
+        }
+      }
+      workgroupBarrier();
+    }
+    let next_powers = floats[next_floats + UNIT / 4u];
+    let next_residual_unit = floats[next_floats + RESIDUAL_UNIT / 4u].x;
+
+    for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+      coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
+      subgroupBarrier();
+      for (var j = 0u; j < EACH; j++) {  // unrolled
+        passed[r * EACH + j] = sums[my_sums + j * SUMS_PITCH];
+      }
+      subgroupBarrier();
+    }
+    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
+      operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(passed[y] * powers.x);
+    }
+    subgroupBarrier();
+    if (!TRANSITION) {
+      let o_unit = params.scale * powers.w * powers.y * inverse_power(residual_unit);
+      for (var r = 0u; r < TOKEN_TILES; r++) {  // unrolled
+        for (var j = 0u; j < EACH; j++) {  // unrolled
+          let t = r * EDGE + my_row + j;
+          if (t < count) {
+            let x = passed[(LOWER_TILES + r) * EACH + j];
+            o_store_four(((first + t) * params.value_heads + h) * V, c, x * unit * o_unit);
+          }
+        }
+      }
+    }
+
+    // What the chunk adds to the state.
+    for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
+      acc[r] = MatrixSum();
+    }
+    for (var number = 0u; number < WRITE_PARTS; number++) {  // unrolled
+      for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
+        let k = number * WRITE_STEPS + x;
+        let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
+        for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
+          let at = slots[(LEFT_PARTS + LOWER_PARTS + number) % 2u] + x * EDGE * WRITE_PITCH + r * QUADS;
+          let a = coopLoad<MatrixLeft>(&part[at], WRITE_PITCH);
+          acc[r] = coopMultiplyAdd(a, b, acc[r]);
+        }
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        // (Part 0 of the next chunk lies where part PARTS of this one would.)
+        let s = LEFT_PARTS + LOWER_PARTS + number + 1u;
+        store_part(slots[s % 2u], s % PARTS, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
+        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s + AHEAD >= PARTS), (s + AHEAD) % PARTS, lid, y);
+      }
+      workgroupBarrier();
+    }
+    let back = powers.y * inverse_power(powers.x) * inverse_power(residual_unit) * powers.z * unit;
+    for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
+      coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
+      subgroupBarrier();
+      for (var j = 0u; j < EACH; j++) {  // unrolled
+        let d = r * EDGE + my_row + j;
+        kept[r * EACH + j] = kept[r * EACH + j] * decays[d / 4u][d % 4u] + sums[my_sums + j * SUMS_PITCH] * back;
+      }
+      subgroupBarrier();
+    }
+    powers = next_powers;
+    residual_unit = next_residual_unit;
+    halves_at = next_halves;
+    if (PARTS % 2u == 1u) {
+      flip = 1u - flip;
+    }
+  }
+
+  if (piece.z == NOWHERE) {
+    return;
+  }
+  for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+    let d = y / EACH * EDGE + my_row + y % EACH;
+    for (var i = 0u; i < 4u; i++) {  // unrolled
+      let s = kept[y][i];
+      if (state_source == SOURCE_IDENTITY) {
+        if (c + i < K && d < K) {
+          // Transposed, as the join reads it.
+          state[params.transition_at + (target_state * K + c + i) * K + d] = s;
+        }
+      } else if (c + i < V && d < K) {
+        state[params.state_at + (target_state * K + d) * V + c + i] = s;
+      }
+    }
+  }
+}
