@@ -13,10 +13,11 @@ override LEVELS: u32 = firstTrailingBit(LANES / QUADS);
 override STATE_ITEMS: u32 = KEY_TILES * EACH;
 override STEP_ITEMS: u32 = LOWER_TILES * EACH;
 override TOKEN_TILES: u32 = CHUNK / EDGE;
-// `left`, `lower` and `writes` pass through workgroup memory in parts, PARTS a chunk: columns of the first two, rows of
-// the last. Of the two places for a part one is read while the next part goes to the other, so that each is one barrier.
-// Parts are asked for AHEAD parts before they are stored. Vectors a row of a part, then an odd number of pairs of them, to
-// spread the banks, then all vectors of a part.
+// `left`, `lower` and `writes` pass through workgroup memory in turn, in PARTS parts a chunk: columns of the first two, rows of
+// the last. Part s waits for its turn in registers, and part s + AHEAD is asked for as soon as it has left them: NVIDIA's
+// compiler, driver 580, has one counter for all loads of a thread that are under way, so that waiting for one of them is
+// waiting for all, and what was asked for last should be old by then. Vectors a row of a part, then an odd number of pairs of
+// them, to spread the banks, then all vectors of a part.
 override LEFT_PARTS: u32 = 1u;
 override LOWER_PARTS: u32 = 1u;
 override WRITE_PARTS: u32 = 1u;
@@ -45,11 +46,10 @@ override OPERAND_PITCH: u32 = QUADS + 2u;
 override SUMS_PITCH: u32 = QUADS + 2u;
 override OPERAND_SIZE: u32 = max(KP, R) * OPERAND_PITCH;
 override SUMS_SIZE: u32 = EDGE * SUMS_PITCH;
-override ALL_PARTS: u32 = 2u * PART_SIZE;
 override ALL_OPERANDS: u32 = GROUPS * OPERAND_SIZE;
 override ALL_SUMS: u32 = GROUPS * SUMS_SIZE;
 
-var<workgroup> part: array<vec4<f16>, ALL_PARTS>;
+var<workgroup> part: array<vec4<f16>, PART_SIZE>;          // of `left`, `lower` or `writes`
 var<workgroup> operand: array<vec4<f16>, ALL_OPERANDS>; // S [K][EDGE], then Z - X, then U [R][EDGE], of each subgroup
 var<workgroup> sums: array<vec4<f32>, ALL_SUMS>;        // a tile of each subgroup
 var<workgroup> decays: array<vec4<f32>, KEY_QUADS>;     // of the whole chunk
@@ -90,10 +90,10 @@ fn part_vector(halves_at: u32, s: u32, lid: u32, y: u32) -> vec4<f16> {
   return halves[halves_at + p.start + at];
 }
 
-fn store_part(slot: u32, s: u32, lid: u32, y: u32, x: vec4<f16>) {
+fn store_part(s: u32, lid: u32, y: u32, x: vec4<f16>) {
   let p = part_of(s);
   if ((y + 1u) * THREADS <= p.vectors || lid + y * THREADS < p.vectors) {
-    part[slot + placed(lid, y, p.quads, p.to_pitch)] = x;
+    part[placed(lid, y, p.quads, p.to_pitch)] = x;
   }
 }
 
@@ -161,15 +161,11 @@ fn main(
   var next_rows = table[min(piece.x + 1u, last)].xy;
   var powers = vec4<f32>(1.0);           // unit, then those of reads, writes and queries
   var residual_unit = 1.0;
-  var flip = 0u;                         // where part 0 lies
   if (piece.y > 0u) {
     let floats_at = floats_base(piece.x, head) / 4u;
-    for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-      store_part(0u, 0u, lid, y, part_vector(halves_at, 0u, lid, y));
-    }
     for (var i = 0u; i < AHEAD; i++) {  // unrolled
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        coming[(i + 1u) % AHEAD * PART_ROUNDS + y] = part_vector(halves_at, i + 1u, lid, y);
+        coming[i * PART_ROUNDS + y] = part_vector(halves_at, i, lid, y);
       }
     }
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
@@ -181,7 +177,6 @@ fn main(
     }
     powers = floats[floats_at + UNIT / 4u];
     residual_unit = floats[floats_at + RESIDUAL_UNIT / 4u].x;
-    workgroupBarrier();
   }
 
   for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
@@ -190,7 +185,6 @@ fn main(
     let next = min(chunk + 1u, last);
     let next_halves = halves_base(next, head);
     let next_floats = floats_base(next, head) / 4u;
-    let slots = vec2<u32>(select(0u, PART_SIZE, flip == 1u), select(PART_SIZE, 0u, flip == 1u));  // of even parts, of odd ones
 
     // Contents, the powers of two of the columns, and S as float16 over them.
     var z: array<vec4<f32>, 16>;         // [LOWER_TILES][EACH]
@@ -212,28 +206,30 @@ fn main(
     for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
       operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * up);
     }
-    subgroupBarrier();
 
     // (X; Y).
     for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
       acc[r] = MatrixSum();
     }
     for (var number = 0u; number < LEFT_PARTS; number++) {  // unrolled
+      if (number > 0u) {
+        workgroupBarrier();
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        store_part(number, lid, y, coming[(number) % AHEAD * PART_ROUNDS + y]);
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        let s = number + AHEAD;
+        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s >= PARTS), s % PARTS, lid, y);
+      }
+      workgroupBarrier();
       for (var x = 0u; x < LEFT_ACROSS; x++) {  // unrolled
         let b = coopLoadT<MatrixRight>(&operand[operand_at + (number * LEFT_ACROSS + x) * EDGE * OPERAND_PITCH], OPERAND_PITCH);
         for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
-          let a = coopLoadT<MatrixLeft>(&part[slots[number % 2u] + r * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
+          let a = coopLoadT<MatrixLeft>(&part[r * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
           acc[r] = coopMultiplyAdd(a, b, acc[r]);
         }
       }
-      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        let s = number + 1u;
-        store_part(slots[s % 2u], s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
-        let from_next = s + AHEAD >= PARTS;
-        let halves_from = select(halves_at, next_halves, from_next);
-        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(halves_from, (s + AHEAD) % PARTS, lid, y);
-      }
-      workgroupBarrier();
     }
 
     // Z - X; Z is over the reads' power, as B is.
@@ -242,49 +238,32 @@ fn main(
     for (var r = 0u; r < LOWER_TILES; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
       acc[r] = MatrixSum();
-      subgroupBarrier();
+      workgroupBarrier();
       for (var j = 0u; j < EACH; j++) {  // unrolled
         passed[r * EACH + j] = sums[my_sums + j * SUMS_PITCH];
       }
-      subgroupBarrier();
+      workgroupBarrier();
     }
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
       let x = (z[y] * up * z_unit - passed[y]) * residual_unit;
       operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(x);
     }
-    subgroupBarrier();
     // Y in the units of (A T) (Z - X).
     for (var t = 0u; t < TOKEN_TILES; t++) {  // unrolled
       acc[LOWER_TILES + t] = residual_unit * inverse_power(powers.y) * acc[LOWER_TILES + t];
     }
-    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
-      let row = y / EACH * EDGE + my_row + y % EACH;
-      stored[y] = stored_four_at(next_rows.x + min(row / N, next_rows.y - 1u), step_of(row, y % EACH), h, c);
-    }
-    rows = next_rows;
-    next_rows = table[min(chunk + 2u, last)].xy;
 
     // (U; O). T is lower triangular, and a token sees no sub-steps after its own.
     for (var number = 0u; number < LOWER_PARTS; number++) {  // unrolled
-      for (var x = 0u; x < LOWER_ACROSS; x++) {  // unrolled
-        let k = number * LOWER_ACROSS + x;
-        let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
-        for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
-          // (naga takes no matrix load under a condition in which a variable stands, but in a loop.)
-          let some = ((r < LOWER_TILES) & (k <= r)) | ((r >= LOWER_TILES) & (k + N * LOWER_TILES < N * (r + 1u)));
-          for (var once = 0u; once < u32(some); once++) {  // if
-            let at = slots[(LEFT_PARTS + number) % 2u] + r * EDGE * LOWER_PITCH + x * QUADS;
-            let a = coopLoadT<MatrixLeft>(&part[at], LOWER_PITCH);
-            acc[r] = coopMultiplyAdd(a, b, acc[r]);
-          }
-        }
+      if (number > 0u) {
+        workgroupBarrier();
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        let s = LEFT_PARTS + number + 1u;
-        store_part(slots[s % 2u], s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
-        let from_next = s + AHEAD >= PARTS;
-        let halves_from = select(halves_at, next_halves, from_next);
-        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(halves_from, (s + AHEAD) % PARTS, lid, y);
+        store_part(LEFT_PARTS + number, lid, y, coming[(LEFT_PARTS + number) % AHEAD * PART_ROUNDS + y]);
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        let s = LEFT_PARTS + number + AHEAD;
+        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s >= PARTS), s % PARTS, lid, y);
       }
       if (number == 0u) {
         for (var y = 0u; y < DECAY_ROUNDS; y++) {  // unrolled
@@ -293,24 +272,42 @@ fn main(
           }
           decay[y] = floats[next_floats + WHOLE_DECAY / 4u + min(lid + y * THREADS, KEY_QUADS - 1u)];
         }
+        for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
+          let row = y / EACH * EDGE + my_row + y % EACH;
+          stored[y] = stored_four_at(next_rows.x + min(row / N, next_rows.y - 1u), step_of(row, y % EACH), h, c);
+        }
       }
       workgroupBarrier();
+      for (var x = 0u; x < LOWER_ACROSS; x++) {  // unrolled
+        let k = number * LOWER_ACROSS + x;
+        let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
+        for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+          // (naga takes no matrix load under a condition in which a variable stands, but in a loop.)
+          let some = ((r < LOWER_TILES) & (k <= r)) | ((r >= LOWER_TILES) & (k + N * LOWER_TILES < N * (r + 1u)));
+          for (var once = 0u; once < u32(some); once++) {  // if
+            let at = r * EDGE * LOWER_PITCH + x * QUADS;
+            let a = coopLoadT<MatrixLeft>(&part[at], LOWER_PITCH);
+            acc[r] = coopMultiplyAdd(a, b, acc[r]);
+          }
+        }
+      }
     }
     let next_powers = floats[next_floats + UNIT / 4u];
     let next_residual_unit = floats[next_floats + RESIDUAL_UNIT / 4u].x;
+    rows = next_rows;
+    next_rows = table[min(chunk + 2u, last)].xy;
 
     for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
-      subgroupBarrier();
+      workgroupBarrier();
       for (var j = 0u; j < EACH; j++) {  // unrolled
         passed[r * EACH + j] = sums[my_sums + j * SUMS_PITCH];
       }
-      subgroupBarrier();
+      workgroupBarrier();
     }
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
       operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(passed[y] * powers.x);
     }
-    subgroupBarrier();
     if (!TRANSITION) {
       let o_unit = params.scale * powers.w * powers.y * inverse_power(residual_unit);
       for (var r = 0u; r < TOKEN_TILES; r++) {  // unrolled
@@ -329,39 +326,40 @@ fn main(
       acc[r] = MatrixSum();
     }
     for (var number = 0u; number < WRITE_PARTS; number++) {  // unrolled
+      if (number > 0u) {
+        workgroupBarrier();
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        store_part(LEFT_PARTS + LOWER_PARTS + number, lid, y, coming[(LEFT_PARTS + LOWER_PARTS + number) % AHEAD * PART_ROUNDS + y]);
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        let s = LEFT_PARTS + LOWER_PARTS + number + AHEAD;
+        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s >= PARTS), s % PARTS, lid, y);
+      }
+      workgroupBarrier();
       for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
         let k = number * WRITE_STEPS + x;
         let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
         for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
-          let at = slots[(LEFT_PARTS + LOWER_PARTS + number) % 2u] + x * EDGE * WRITE_PITCH + r * QUADS;
+          let at = x * EDGE * WRITE_PITCH + r * QUADS;
           let a = coopLoad<MatrixLeft>(&part[at], WRITE_PITCH);
           acc[r] = coopMultiplyAdd(a, b, acc[r]);
         }
       }
-      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        // (Part 0 of the next chunk lies where part PARTS of this one would.)
-        let s = LEFT_PARTS + LOWER_PARTS + number + 1u;
-        store_part(slots[s % 2u], s % PARTS, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
-        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s + AHEAD >= PARTS), (s + AHEAD) % PARTS, lid, y);
-      }
-      workgroupBarrier();
     }
     let back = powers.y * inverse_power(powers.x) * inverse_power(residual_unit) * powers.z * unit;
     for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
-      subgroupBarrier();
+      workgroupBarrier();
       for (var j = 0u; j < EACH; j++) {  // unrolled
         let d = r * EDGE + my_row + j;
         kept[r * EACH + j] = kept[r * EACH + j] * decays[d / 4u][d % 4u] + sums[my_sums + j * SUMS_PITCH] * back;
       }
-      subgroupBarrier();
+      workgroupBarrier();
     }
     powers = next_powers;
     residual_unit = next_residual_unit;
     halves_at = next_halves;
-    if (PARTS % 2u == 1u) {
-      flip = 1u - flip;
-    }
   }
 
   if (piece.z == NOWHERE) {

@@ -404,7 +404,7 @@ impl MatrixShape {
             let part = parts.into_iter().max().unwrap_or(0);
             let pitch = self.units.edge / 4 + 2;
             let operand = self.key_pad.max(self.substeps) * pitch;
-            return 16 * part
+            return 8 * part
                 + self.groups * (8 * operand + 16 * self.units.edge * pitch)
                 + 4 * self.key_pad;
         }

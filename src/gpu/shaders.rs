@@ -487,9 +487,7 @@ fn touches_contents(pass: Pass) -> bool {
 pub fn can_read_by_four(pass: Pass, problem: &Problem) -> bool {
     match pass {
         Pass::Pairs | Pass::MatrixPairs => problem.key_dim.is_multiple_of(4),
-        Pass::Scan | Pass::MatrixScan | Pass::MatrixScanWide => {
-            problem.value_dim.is_multiple_of(4)
-        }
+        Pass::Scan | Pass::MatrixScan | Pass::MatrixScanWide => problem.value_dim.is_multiple_of(4),
         Pass::Decode => problem.key_dim.is_multiple_of(4) && problem.value_dim.is_multiple_of(2),
         _ => false,
     }

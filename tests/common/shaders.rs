@@ -170,7 +170,9 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                 }
                 // The scan's first run where there are segments.
                 let runs: &[_] = match pass {
-                    Pass::Scan | Pass::MatrixScan | Pass::MatrixScanWide => &[None, Some(("TRANSITION", 1.0))],
+                    Pass::Scan | Pass::MatrixScan | Pass::MatrixScanWide => {
+                        &[None, Some(("TRANSITION", 1.0))]
+                    }
                     _ => &[None],
                 };
                 for &transition in runs {
