@@ -1,7 +1,7 @@
 // Matrix tier, pass 3 of 3, where workgroups are many: what matrix_scan.wgsl does (see there), cut by columns alone. A
 // subgroup owns EDGE value columns and takes all rows of their products, so that it loads each tile of a right operand
-// once and waits for no other subgroup between the products. Workgroups are of 64 columns or so, which share each chunk's
-// `left`, `lower` and `writes`.
+// once and exchanges what lies between the products with nobody. Workgroups of 64 columns share each chunk's `left`, `lower`
+// and `writes`.
 
 // Subgroups of a workgroup, and lanes of each.
 override GROUPS: u32 = VB / EDGE;
@@ -49,7 +49,7 @@ override SUMS_SIZE: u32 = EDGE * SUMS_PITCH;
 override ALL_OPERANDS: u32 = GROUPS * OPERAND_SIZE;
 override ALL_SUMS: u32 = GROUPS * SUMS_SIZE;
 
-var<workgroup> part: array<vec4<f16>, PART_SIZE>;          // of `left`, `lower` or `writes`
+var<workgroup> part: array<vec4<f16>, PART_SIZE>;       // of `left`, `lower` or `writes`
 var<workgroup> operand: array<vec4<f16>, ALL_OPERANDS>; // S [K][EDGE], then Z - X, then U [R][EDGE], of each subgroup
 var<workgroup> sums: array<vec4<f32>, ALL_SUMS>;        // a tile of each subgroup
 var<workgroup> decays: array<vec4<f32>, KEY_QUADS>;     // of the whole chunk
@@ -152,7 +152,7 @@ fn main(
 
   // What the next parts and the next chunk need is asked for while others are computed with.
   var coming: array<vec4<f16>, 64>;      // [AHEAD][PART_ROUNDS]
-  var stored: array<StoredFour, 16>; // [LOWER_TILES][EACH]
+  var stored: array<StoredFour, 16>;     // [LOWER_TILES][EACH]
   var decay: array<vec4<f32>, 4>;        // [DECAY_ROUNDS]
   var acc: array<MatrixSum, 32>;         // [ROW_TILES or KEY_TILES]
   let last = max(piece.x + piece.y, 1u) - 1u;
@@ -186,6 +186,8 @@ fn main(
     let next_halves = halves_base(next, head);
     let next_floats = floats_base(next, head) / 4u;
 
+    // (What all write and all read is separated by the barriers of what comes between, where none stands beside it: a tile of
+    // sums goes to its lanes between two.)
     // Contents, the powers of two of the columns, and S as float16 over them.
     var z: array<vec4<f32>, 16>;         // [LOWER_TILES][EACH]
     var peak = vec4<f32>();
@@ -216,7 +218,7 @@ fn main(
         workgroupBarrier();
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        store_part(number, lid, y, coming[(number) % AHEAD * PART_ROUNDS + y]);
+        store_part(number, lid, y, coming[number % AHEAD * PART_ROUNDS + y]);
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
         let s = number + AHEAD;
@@ -224,7 +226,8 @@ fn main(
       }
       workgroupBarrier();
       for (var x = 0u; x < LEFT_ACROSS; x++) {  // unrolled
-        let b = coopLoadT<MatrixRight>(&operand[operand_at + (number * LEFT_ACROSS + x) * EDGE * OPERAND_PITCH], OPERAND_PITCH);
+        let k = number * LEFT_ACROSS + x;
+        let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
         for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
           let a = coopLoadT<MatrixLeft>(&part[r * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
           acc[r] = coopMultiplyAdd(a, b, acc[r]);
@@ -259,7 +262,8 @@ fn main(
         workgroupBarrier();
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        store_part(LEFT_PARTS + number, lid, y, coming[(LEFT_PARTS + number) % AHEAD * PART_ROUNDS + y]);
+        let s = LEFT_PARTS + number;
+        store_part(s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
         let s = LEFT_PARTS + number + AHEAD;
@@ -285,8 +289,7 @@ fn main(
           // (naga takes no matrix load under a condition in which a variable stands, but in a loop.)
           let some = ((r < LOWER_TILES) & (k <= r)) | ((r >= LOWER_TILES) & (k + N * LOWER_TILES < N * (r + 1u)));
           for (var once = 0u; once < u32(some); once++) {  // if
-            let at = r * EDGE * LOWER_PITCH + x * QUADS;
-            let a = coopLoadT<MatrixLeft>(&part[at], LOWER_PITCH);
+            let a = coopLoadT<MatrixLeft>(&part[r * EDGE * LOWER_PITCH + x * QUADS], LOWER_PITCH);
             acc[r] = coopMultiplyAdd(a, b, acc[r]);
           }
         }
@@ -330,7 +333,8 @@ fn main(
         workgroupBarrier();
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        store_part(LEFT_PARTS + LOWER_PARTS + number, lid, y, coming[(LEFT_PARTS + LOWER_PARTS + number) % AHEAD * PART_ROUNDS + y]);
+        let s = LEFT_PARTS + LOWER_PARTS + number;
+        store_part(s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
         let s = LEFT_PARTS + LOWER_PARTS + number + AHEAD;
@@ -341,8 +345,7 @@ fn main(
         let k = number * WRITE_STEPS + x;
         let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
         for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
-          let at = x * EDGE * WRITE_PITCH + r * QUADS;
-          let a = coopLoad<MatrixLeft>(&part[at], WRITE_PITCH);
+          let a = coopLoad<MatrixLeft>(&part[x * EDGE * WRITE_PITCH + r * QUADS], WRITE_PITCH);
           acc[r] = coopMultiplyAdd(a, b, acc[r]);
         }
       }

@@ -17,7 +17,6 @@ pub struct MatrixUnits {
 /// Features that the matrix tier needs a device to have.
 pub const FEATURES: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::SUBGROUP)
-    .union(wgpu::Features::SUBGROUP_BARRIER)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
 impl MatrixUnits {
@@ -79,12 +78,7 @@ const SOLVE_THREADS: usize = 256;
 const SCAN_THREADS: usize = 256;
 /// Forms of the scan: value columns a workgroup, whether it is wide, and how long a workgroup takes, relatively, as timed
 /// (`benches/NOTES.md`).
-const FORMS: [(usize, bool, f64); 4] = [
-    (16, false, 1.0),
-    (32, false, 1.7),
-    (32, true, 1.2),
-    (64, true, 1.2),
-];
+const FORMS: [(usize, bool, f64); 3] = [(16, false, 1.0), (32, false, 1.85), (64, true, 1.9)];
 /// Rows and columns of a block that the solve pass inverts by substitution.
 const BLOCK: usize = 16;
 

@@ -204,8 +204,8 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                 }
                 for chunk in CHUNK_SIZES {
                     for (units, limits) in matrix_devices().into_iter().filter(|_| matrix_tier) {
-                        // With 32 columns a workgroup, and with 16.
-                        for width in [1, 128] {
+                        // With 64 columns a workgroup, with 32 and with 16, where there are as many.
+                        for width in [1, 8, 128] {
                             let shape =
                                 ChunkShape::on_matrix_units(problem, chunk, units, &limits, width);
                             let Ok(shape) = shape else { continue };
