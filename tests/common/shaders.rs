@@ -209,7 +209,13 @@ fn list(matrix_tier: bool) -> Vec<Entry> {
                             let shape =
                                 ChunkShape::on_matrix_units(problem, chunk, units, &limits, width);
                             let Ok(shape) = shape else { continue };
-                            for pass in Pass::ALL.into_iter().filter(|p| p.is_matrix()) {
+                            // (Of the scan's two forms the one that the shape is for.)
+                            let scans = [Pass::MatrixScan, Pass::MatrixScanWide];
+                            let other = |p: &Pass| {
+                                scans.contains(p) && shape.matrix.is_some_and(|m| m.scan() != *p)
+                            };
+                            let asked = |p: &Pass| p.is_matrix() && !other(p);
+                            for pass in Pass::ALL.into_iter().filter(asked) {
                                 add(pass, problem, Some(&shape));
                             }
                         }
