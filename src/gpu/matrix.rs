@@ -420,8 +420,8 @@ impl MatrixShape {
             let [each, state, u] = self.items();
             let (keys, steps) = (self.key_tiles(), self.substeps / self.units.edge);
             let rows = steps + self.tokens / self.units.edge;
-            let parts = self.parts.iter().sum::<usize>() * (2 + self.part_rounds());
-            let products = (keys + steps) * (1 + rows) + steps * (1 + keys);
+            let parts = self.parts.iter().sum::<usize>() * (1 + 2 * self.part_rounds());
+            let products = keys * (1 + rows) + steps * (1 + 2 * rows) + steps * (1 + keys);
             let passed = (steps + rows + keys + rows) * (2 + each);
             let between = 2 * state + 5 * u + self.units.subgroup.ilog2() as usize;
             return parts + products + passed + between + 2 * rows + keys + 16;
