@@ -1,20 +1,20 @@
 // How a chunk lies in the matrix tier's scratch memory. A chunk has C tokens and R = N C sub-steps. Per value head, in
 // float32 (`floats`):
 //
-//   triangle  [R, R]            L below the diagonal; what is above is not written
-//   masked    [C, R]            A where the token sees the sub-step; the rest is not written
 //   decay     [KP]              the whole chunk's decay, exp G_C
 //   unit      [1]               a power of two at which U cannot overflow float16
 //   powers    [3]               powers of two by which reads, writes and queries are divided, so that float16 holds
 //                               vectors of any size: B and U are over the first, writes over the second, Q and A over
 //                               the third
-//   residual  [1], [1]          a power of two at which the residual Z - X cannot overflow float16, and what bounds it then
+//   residual  [1]               a power of two at which the residual Z - X cannot overflow float16
 //
 // and in float16 (`halves`):
 //
 //   left      [R + C, KP]       B over Q, decayed from the start of the chunk
 //   lower     [R + C, R]        T = (I + L)^-1 over A T
 //   writes    [R, KP]           a_r decayed to the end of the chunk
+//
+// Behind all floats each workgroup of pass 1 has L [R, R] over A [C, R], used where decays are strong.
 //
 // With them (X; Y) = left S, U = T (Z - X), O = Y + A T (Z - X), and S <- Diag(decay) S + writes^T U.
 
@@ -24,13 +24,10 @@ override R: u32 = N * CHUNK;
 // K rounded up to a multiple of 16; the channels above K hold zeros.
 override KP: u32 = 128u;
 
-override TRIANGLE: u32 = 0u;
-override MASKED: u32 = R * R;
-override WHOLE_DECAY: u32 = (R + CHUNK) * R;
+override WHOLE_DECAY: u32 = 0u;
 override UNIT: u32 = WHOLE_DECAY + KP;
 override POWERS: u32 = UNIT + 1u;
 override RESIDUAL_UNIT: u32 = UNIT + 4u;
-override RESIDUAL_BOUND: u32 = UNIT + 5u;
 override FLOATS: u32 = UNIT + 8u;
 
 override KEY_TILES: u32 = KP / EDGE;

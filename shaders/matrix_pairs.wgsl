@@ -1,19 +1,25 @@
-// Matrix tier, pass 1 of 3, parallel over chunks and heads: the decayed rows of a chunk and how each sub-step
-// sees the ones before it,
+// Matrix tier, pass 1 of 2, parallel over chunks and heads: all of a chunk that does not need the state. First its decayed
+// rows and how each sub-step sees the ones before it,
 //
 //   L[r,s] = sum_d b_r[d] a_s[d] D[t(r), t(s)][d]           s < r
 //   A[t,r] = sum_d q_t[d] a_r[d] D[t, t(r)][d]              t(r) <= t
 //
-// with D[t,s] the product of alpha over s+1 .. t. Tokens t > s part at the highest bit in which they differ: at
-// that level t has a 1 and s a 0, and D is split at t's block there, D = (product over the block up to t)
-// (product over s+1 .. its start), a factor of the row and one of the column, both at most 1 whatever the gate.
-// So each level is one product of half of the tokens (rows: those with the bit set) by the other half (columns),
-// of which the pairs in the same block of that level are kept. Two more products, one for each half of the tokens, hold
-// the pairs within a block of BASE levels: none (a token alone) where decays are strong. Where over no half of such a block
-// a channel decays below 2^-10, the factors of its rows and columns are taken from its middle on, up to 2^10 on one side of
-// it and down to 2^-10 on the other, and the block's levels are not needed. How large these blocks are is found for each
-// chunk and head.
+// with D[t,s] the product of alpha over s+1 .. t; then what matrix_solve.wgsl makes of L and A.
+//
+// Tokens t > s part at the highest bit in which they differ: at that level t has a 1 and s a 0, and D is split at t's block
+// there, D = (product over the block up to t) (product over s+1 .. its start), a factor of the row and one of the column, both
+// at most 1 whatever the gate. Where over no half of a block of 2^base tokens a channel decays below about 2^-13, the pairs
+// within it take one product: the factors of rows and columns are then taken from the block's middle on, up to 2^13 on one
+// side of it and down to 2^-13 on the other. How large these blocks are is found for each chunk and head.
+//
+// Blocks of at least a tile's tokens (nearly always) are whole tiles of L and A: each tile is a product of one phase, of the
+// pairs within blocks or of one level, and stays in registers until all are there. Smaller ones take, for each level, the
+// product of half of the tokens (rows: those with the bit set) by the other half (columns), of which the pairs in the same
+// block are kept; and two more, one for each half of the tokens, for the pairs within blocks of base levels, of which there are
+// none (a token alone) where decays are strong.
 
+// (The inputs are only read, but bound as if they were written: NVIDIA's compiler moves loads of what nobody writes down to
+// where they are used, so that nothing is asked for ahead.)
 @group(0) @binding(12) var<storage, read_write> floats: array<vec4<f32>>;
 @group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
@@ -29,45 +35,66 @@ override RUNS: u32 = CHUNK / RUN;
 override RUN_LEVEL: u32 = firstTrailingBit(RUN);
 override LEVELS: u32 = firstTrailingBit(CHUNK);
 override SLAB_TILES: u32 = SLAB / EDGE;
-// Where there are more subgroups than tiles of a product, some share a tile: each sums over a part of the channels.
-override SHARES: u32 = 1u;
-override SHARE_TILES: u32 = SLAB_TILES / SHARES;
 
+// Tiles of L and A with something below the diagonal, row after row, dealt out to the subgroups. Sub-steps lie in the order in
+// which they happen, the queries behind all reads.
+override QUERY_TILES: u32 = CHUNK / EDGE;
+override PAIR_TILES: u32 = (LOWER_TILES * (LOWER_TILES + 1u) + N * QUERY_TILES * (QUERY_TILES + 1u)) / 2u;
+override PAIR_ROUNDS: u32 = (PAIR_TILES + SUBGROUPS - 1u) / SUBGROUPS;
+// From so many levels on a block is whole tiles, and no decay within the chunk below 2^-104.
+const TILE_LEVEL = 4u;
+override TILE_BLOCKS: u32 = LEVELS + 1u - TILE_LEVEL;  // sizes of such blocks
+
+// With smaller blocks, rows (reads and queries of HALF tokens) and columns (their writes) of a product, in tiles.
 override HALF: u32 = CHUNK / 2u;
-// Rows (reads and queries of HALF tokens) and columns (their writes) of a product, in tiles. Sub-steps lie in the order
-// in which they happen, the queries behind all reads.
 override DOWN: u32 = ((N + 1u) * HALF + EDGE - 1u) / EDGE;
 override ACROSS: u32 = (N * HALF + EDGE - 1u) / EDGE;
-override SUMS: u32 = DOWN * ACROSS * SHARES;
+override SUMS: u32 = DOWN * ACROSS;
 override PRODUCT_ROUNDS: u32 = (SUMS + SUBGROUPS - 1u) / SUBGROUPS;
 // vec4 a row; 8 halves more than it holds, to spread the banks.
 override PITCH: u32 = QUADS + 2u;
-override ROWS_SIZE: u32 = DOWN * EDGE * PITCH;
-override COLUMNS_SIZE: u32 = ACROSS * EDGE * PITCH;
-override PRODUCTS_SIZE: u32 = SUMS * TILE / 4u;
+override ROWS_SIZE: u32 = (R + CHUNK) * max(PITCH, LOWER_PITCH);
+override COLUMNS_SIZE: u32 = R * max(PITCH, LOWER_PITCH);
 override TOTALS_SIZE: u32 = RUNS * KP / 4u;
+override PRODUCTS_SIZE: u32 = SUMS * TILE / 4u;
+override STARTS_SIZE: u32 = (RUNS + 1u) * KP / 4u;
+override PRODUCTS_AT: u32 = TOTALS_SIZE + STARTS_SIZE;
+override SPACE_SIZE: u32 = max(PRODUCTS_AT + PRODUCTS_SIZE, SOLVE_SIZE);
 override GATE_COUNT: u32 = N * CHUNK;
-// Levels of a block of tokens that one product may hold, at most, and the least decay over half of it.
-override BASE_MOST: u32 = min(4u, LEVELS - 1u);
-const LEAST_DECAY = 0.0009765625;
-// Largest exponent of a read (over its power) at which its rows stay within float16 all the same.
-const MOST_READ = 4;
 override NORM_TOKENS: u32 = CHUNK;
 
-var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;          // of a slab
-var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;
-var<workgroup> products: array<vec4<f32>, PRODUCTS_SIZE>;  // in tiles [tile][share]
-var<workgroup> totals: array<vec4<f32>, TOTALS_SIZE>;      // decay over each run [slab][run][quad]
-var<workgroup> gate: array<f32, GATE_COUNT>;               // [token][sub-step]
-// Bits of the largest read, write (times its gate) and query of the chunk; four words, to keep what follows aligned.
-var<workgroup> largest: array<atomic<u32>, 4>;
-// Bits of the least decay over half of a block of 1, 2, 3 and 4 levels.
-var<workgroup> least: array<atomic<u32>, 4>;
+var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;     // of a slab; later A over T
+var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;  // of a slab; later what T as float16 lacks
+// Decay over each run [slab][run][quad] and from the start of the chunk to each run [slab][run][quad], its end included,
+// and products, in tiles; later L, then T, and behind it A, then A T.
+var<workgroup> space: array<vec4<f32>, SPACE_SIZE>;
+var<workgroup> gate: array<f32, GATE_COUNT>;          // [token][sub-step]
+// Bits of the largest read, write, query and gate of a chunk and of its T, eight words each for this chunk and the next.
+var<workgroup> largest: array<atomic<u32>, 16>;
+// Bits of the least decay over half of a block of 1, 2 .. 6 levels; eight words, to keep what follows aligned.
+var<workgroup> least: array<atomic<u32>, 8>;
 var<workgroup> chosen: vec4<u32>;  // base levels
 
+// Row and column of tile number `number` of L over A.
+fn tile_at(number: u32) -> vec2<u32> {
+  var row = 0u;
+  var before = 0u;
+  for (var r = 1u; r < ROW_TILES; r++) {
+    // Tiles of the rows above r.
+    let above = select(r, LOWER_TILES, r > LOWER_TILES);
+    let queries = r - above;
+    let tiles = (above * (above + 1u) + N * queries * (queries + 1u)) / 2u;
+    if (tiles <= number) {
+      row = r;
+      before = tiles;
+    }
+  }
+  return vec2<u32>(row, number - before);
+}
+
 // The exponent of the largest element, within bounds that keep its inverse in float16's reach.
-fn exponent_of(number: u32, least: i32) -> i32 {
-  return clamp(i32(atomicLoad(&largest[number]) >> 23u) - 127, least, 60);
+fn exponent_of(largest_bits: u32, least: i32) -> i32 {
+  return clamp(i32(largest_bits >> 23u) - 127, least, 60);
 }
 
 fn power(exponent: i32) -> f32 {
@@ -79,11 +106,16 @@ fn least_of(x: vec4<f32>) -> f32 {
   return min(y.x, y.y);
 }
 
+// From the start of the chunk to run `run`.
+fn start_at(slab: u32, run: u32, quad: u32) -> u32 {
+  return TOTALS_SIZE + (slab * (RUNS + 1u) + run) * QUADS + quad;
+}
+
 // Decay over runs `begin` to `end` - 1 of the four channels at `at`.
 fn decay_over(begin: u32, end: u32, at: u32) -> vec4<f32> {
   var product = vec4<f32>(1.0);
   for (var i = begin; i < end; i++) {
-    product *= totals[at + i * QUADS];
+    product *= space[at + i * QUADS];
   }
   return product;
 }
@@ -96,331 +128,512 @@ fn main(
   @builtin(subgroup_id) subgroup: u32,
   @builtin(subgroup_invocation_id) lane: u32,
 ) {
-  let item = group.y * groups.x + group.x;
-  if (item >= params.chunk_count * params.head_count) {
+  let items = params.chunk_count * params.head_count;
+  // A workgroup takes several chunks and heads in turn, and asks for the inputs of the next while it computes.
+  let begin = group.y * groups.x + group.x;
+  let step = groups.x * groups.y;
+  if (begin >= items) {
     return;
-  }
-  let chunk = item / params.head_count;
-  let head = item % params.head_count;
-  let h = params.first_head + head;
-  let first = table[chunk].x;
-  let count = table[chunk].y;
-  let floats_at = floats_base(chunk, head) / 4u;
-  let halves_at = halves_base(chunk, head);
-  if (NORMALIZE) {
-    compute_norms(first, count, h, lid);
   }
 
   // This thread's channels d .. d + 3 of tokens run RUN .. run RUN + RUN - 1. What is not there is read from the last token
   // and dropped: loads without branches overlap.
-  let working = lid < TOTALS_SIZE;
+  let working = THREADS == TOTALS_SIZE || lid < TOTALS_SIZE;
   let quad = lid % QUADS;
   let run = lid / QUADS % RUNS;
   let slab = lid / (QUADS * RUNS);
   let d = min(slab, SLABS - 1u) * SLAB + quad * 4u;
   let totals_at = slab * RUNS * QUADS + quad;
-  // (Gates, of which there are no more than threads, go before what waits for the other loads.)
-  let own_gate = gate_at(first + min(min(lid, GATE_COUNT - 1u) / N, count - 1u), lid % N, h);
-  var alpha: array<vec4<f32>, 4>;
-  var query: array<vec4<f32>, 4>;
-  var read: array<vec4<f32>, 16>;   // [RUN][N]
-  var write: array<vec4<f32>, 16>;  // [RUN][N]
-  for (var t = 0u; t < RUN; t++) {  // unrolled
-    let at = min(run * RUN + t, count - 1u);
-    query[t] = query_four_at(first + at, at, h, d);
-    for (var i = 0u; i < N; i++) {  // unrolled
-      read[t * N + i] = read_four_at(first + at, at, i, h, d);
-      write[t * N + i] = write_four_at(first + at, at, i, h, d);
+  let triangles_at = (params.scratch_at + items * FLOATS) / 4u + begin * ((R + CHUNK) * R / 4u);
+  let gate_number = min(lid, GATE_COUNT - 1u);
+  var stored: array<StoredToken, 4>;  // [RUN]
+  var own_gate = 0.0;
+  var tokens = table[begin / params.head_count].xy;  // first, and how many
+  {
+    let h = params.first_head + begin % params.head_count;
+    // (Gates, of which there are no more than threads, go before what waits for the other loads.)
+    own_gate = gate_at(tokens.x + min(gate_number / N, tokens.y - 1u), gate_number % N, h);
+    for (var t = 0u; t < RUN; t++) {  // unrolled
+      stored[t] = stored_token_at(tokens.x + min(run * RUN + t, tokens.y - 1u), h, d);
     }
   }
-  for (var t = 0u; t < RUN; t++) {  // unrolled
-    alpha[t] = alpha_four_at(first + min(run * RUN + t, count - 1u), h, d);
-  }
-  if (lid < GATE_COUNT) {
-    gate[lid] = select(0.0, own_gate, lid / N < count);
-  }
-  if (lid < 4u) {
+
+  if (lid < 16u) {
     atomicStore(&largest[lid], 0u);
+  }
+  if (lid < 8u) {
     atomicStore(&least[lid], 0x3f800000u);
   }
-  var total = vec4<f32>(1.0);
-  for (var t = 0u; t < RUN; t++) {  // unrolled
-    alpha[t] = select(vec4<f32>(1.0), alpha[t], working && run * RUN + t < count);
-    total *= alpha[t];
-  }
-  if (working) {
-    totals[lid] = total;
-  }
   workgroupBarrier();
+  var words = 0u;  // this chunk's words of `largest`
 
-  // How far a channel decays over half of a block of each size, at most, and the largest of everything. (Numbers that are
-  // not negative are in the order of their bits.)
-  for (var b = 0u; b < 4u; b++) {  // unrolled
-    let half_block = 1u << b;
-    var smallest = 1.0;
-    if (half_block < RUN) {
-      var product = vec4<f32>(1.0);
-      for (var t = 0u; t < RUN; t++) {  // unrolled
-        product *= alpha[t];
-        if ((t + 1u) % half_block == 0u) {
-          smallest = min(smallest, least_of(product));
-          product = vec4<f32>(1.0);
-        }
-      }
-    } else if (half_block == RUN) {
-      smallest = least_of(total);
-    } else if (working && run % max(half_block / RUN, 1u) == 0u && run + half_block / RUN <= RUNS) {
-      smallest = least_of(total * decay_over(run + 1u, run + half_block / RUN, totals_at));
+  for (var item = begin; item < items; item += step) {
+    let chunk = item / params.head_count;
+    let head = item % params.head_count;
+    let h = params.first_head + head;
+    let first = tokens.x;
+    let count = tokens.y;
+    let floats_at = floats_base(chunk, head) / 4u;
+    let halves_at = halves_base(chunk, head);
+    if (NORMALIZE) {
+      compute_norms(first, count, h, lid);
     }
-    let bits = subgroupMin(bitcast<u32>(smallest));
-    if (lane == 0u) {
-      atomicMin(&least[b], bits);
-    }
-  }
-  // (Dead tokens repeat the last with a gate of zero, which changes no maximum.)
-  var peak = vec3<f32>();
-  for (var t = 0u; t < RUN; t++) {  // unrolled
-    peak.z = max(peak.z, largest_of(query[t]));
-    for (var i = 0u; i < N; i++) {  // unrolled
-      peak.x = max(peak.x, largest_of(read[t * N + i]));
-      peak.y = max(peak.y, abs(gate[(run * RUN + t) * N + i]) * largest_of(write[t * N + i]));
-    }
-  }
-  for (var i = 0u; i < 3u; i++) {  // unrolled
-    let bits = subgroupMax(bitcast<u32>(peak[i]));
-    if (lane == 0u) {
-      atomicMax(&largest[i], bits);
-    }
-  }
-  workgroupBarrier();
+    let next = select(item, item + step, item + step < items);
+    tokens = table[next / params.head_count].xy;
 
-  // T is divided by the reads' power as well, so that one stays near 1: reads of up to 2^11 and down to 2^-8 keep
-  // float16's precision without. A grows with the writes.
-  let most = exponent_of(0u, -8);
-  let reads_exponent = select(min(most, 0), most - 10, most > 10);
-  let writes_exponent = exponent_of(1u, -24);
-  let query_exponent = exponent_of(2u, -24) + max(writes_exponent, 0);
-  if (lid == 0u) {
-    var levels = 0u;
-    for (var b = 1u; b <= BASE_MOST; b++) {
-      if (bitcast<f32>(atomicLoad(&least[b - 1u])) >= LEAST_DECAY && most - reads_exponent <= MOST_READ) {
-        levels = b;
-      }
-    }
-    chosen = vec4<u32>(levels);
-    // The scan takes the largest of S and Z to at most 16, and Z over the reads' power: so |Z - X| is below 2^bound.
-    let bound = 1 + max(4 - reads_exponent, 5 + i32(firstLeadingBit(KP)) + 1 + max(most - reads_exponent, 0));
-    // (The unit is the solve pass's.)
-    floats[floats_at + UNIT / 4u] = vec4<f32>(1.0, power(reads_exponent), power(writes_exponent), power(query_exponent));
-    floats[floats_at + RESIDUAL_UNIT / 4u] = vec4<f32>(power(min(15 - bound, 0)), power(min(bound, 15)), 0.0, 0.0);
-  }
-
-  // As float16, which they may be over their powers, and are multiplied by decays as float16 too: half the registers and
-  // instructions, for one rounding more. [RUN] or [RUN][N], like above.
-  var q: array<vec4<f16>, 4>;
-  var b: array<vec4<f16>, 16>;
-  var a: array<vec4<f16>, 16>;
-  for (var t = 0u; t < RUN; t++) {  // unrolled
-    let there = select(0.0, 1.0, working && run * RUN + t < count);
-    q[t] = vec4<f16>(query[t] * (there * power(-query_exponent)));
-    for (var i = 0u; i < N; i++) {  // unrolled
-      b[t * N + i] = vec4<f16>(read[t * N + i] * (there * power(-reads_exponent)));
-      a[t * N + i] = vec4<f16>(write[t * N + i] * (gate[(run * RUN + t) * N + i] * power(-writes_exponent)));
-    }
-  }
-
-  // Reads and queries decayed from the start of the chunk, writes to its end.
-  if (working) {
-    var from_start = decay_over(0u, run, totals_at);
-    var to_end = decay_over(run + 1u, RUNS, totals_at);
-    let left_at = halves_at + (run * RUN * N * KP + d) / 4u;
-    let query_at = halves_at + ((R + run * RUN) * KP + d) / 4u;
-    if (run == 0u) {
-      floats[floats_at + (WHOLE_DECAY + d) / 4u] = total * to_end;
-    }
+    var alpha: array<vec4<f32>, 4>;
+    var query: array<vec4<f32>, 4>;
+    var read: array<vec4<f32>, 16>;   // [RUN][N]
+    var write: array<vec4<f32>, 16>;  // [RUN][N]
     for (var t = 0u; t < RUN; t++) {  // unrolled
-      let before = from_start;
-      from_start *= alpha[t];
+      let at = min(run * RUN + t, count - 1u);
+      query[t] = query_of(vec4<f32>(stored[t].q), at, d);
       for (var i = 0u; i < N; i++) {  // unrolled
-        let decay = select(from_start, before, UNDECAYED && i == 0u);
-        halves[left_at + (t * N + i) * KP / 4u] = b[t * N + i] * vec4<f16>(decay);
+        read[t * N + i] = vector_of_stored(read_code(i), stored[t], at, i, d);
+        write[t * N + i] = vector_of_stored(write_code(i), stored[t], at, i, d);
       }
-      halves[query_at + t * KP / 4u] = q[t] * vec4<f16>(from_start);
+      alpha[t] = alpha_of(vec4<f32>(stored[t].g), h, d);
     }
-    for (var back = 0u; back < RUN; back++) {  // unrolled
-      let t = RUN - 1u - back;
+    // The largest of everything. (Numbers that are not negative are in the order of their bits. Dead tokens repeat the last.)
+    var peak = vec4<f32>();
+    for (var t = 0u; t < RUN; t++) {  // unrolled
+      peak.z = max(peak.z, largest_of(query[t]));
       for (var i = 0u; i < N; i++) {  // unrolled
-        halves[left_at + (WRITES + (t * N + i) * KP) / 4u] = a[t * N + i] * vec4<f16>(to_end);
-      }
-      to_end *= alpha[t];
-    }
-  }
-  let base = workgroupUniformLoad(&chosen).x;
-  // What L and A were divided by on top of what stays.
-  let triangle_power = power(reads_exponent + writes_exponent);
-  let masked_power = power(writes_exponent);
-
-  for (var level = base; level < LEVELS + 2u; level++) {
-    let within = level >= LEVELS;        // the pairs within a block of base levels, of either half of the tokens
-    let second = level == LEVELS + 1u;
-    let ones = (1u << level) - 1u;
-    var acc: array<MatrixSum, 32>;
-    for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
-      acc[i] = MatrixSum();
-    }
-    for (var current = 0u; current < SLABS; current++) {
-      if (working && slab == current) {
-        if (within) {
-          if ((run * RUN >= HALF) == second) {
-            // Decay from the middle of a block on, and its inverse before that.
-            let block = (run * RUN) >> base << base;
-            let middle = (block + (1u << base) / 2u) / RUN;
-            var after = vec4<f32>(1.0);
-            if (base > RUN_LEVEL) {
-              after = decay_over(min(run, middle), max(run, middle), totals_at);
-              if (run < middle) {
-                after = 1.0 / after;
-              }
-            } else if (base == RUN_LEVEL) {
-              for (var t = 0u; t < RUN; t++) {  // unrolled
-                if (t < RUN / 2u) {
-                  after *= alpha[t];
-                }
-              }
-              after = 1.0 / after;
-            }
-            let at = run * RUN % HALF;
-            for (var t = 0u; t < RUN; t++) {  // unrolled
-              var before = after;
-              if (base < RUN_LEVEL) {
-                // Blocks of two tokens or one.
-                before = select(vec4<f32>(1.0), 1.0 / alpha[t], base == 1u && t % 2u == 0u);
-              }
-              after = select(before * alpha[t], vec4<f32>(1.0), base == 0u);
-              let inverse = 1.0 / after;
-              for (var i = 0u; i < N; i++) {  // unrolled
-                // A read before the token's own decay sees one factor less.
-                let decay = select(after, before, UNDECAYED && i == 0u);
-                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
-                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(inverse);
-              }
-              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(after);
-            }
-          }
-        } else if (level >= RUN_LEVEL) {
-          // A block is one run or several: all tokens are rows or all are columns.
-          let runs = (1u << level) / RUN;
-          let start = run / runs * runs;
-          let at = (run * RUN) >> (level + 1u) << level | (run * RUN & ones);
-          if ((run / runs & 1u) == 1u) {
-            var factor = decay_over(start, run, totals_at);
-            for (var t = 0u; t < RUN; t++) {  // unrolled
-              let before = factor;
-              factor *= alpha[t];
-              for (var i = 0u; i < N; i++) {  // unrolled
-                let decay = select(factor, before, UNDECAYED && i == 0u);
-                rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
-              }
-              rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(factor);
-            }
-          } else {
-            var factor = decay_over(run + 1u, start + runs, totals_at);
-            for (var back = 0u; back < RUN; back++) {  // unrolled
-              let t = RUN - 1u - back;
-              for (var i = 0u; i < N; i++) {  // unrolled
-                columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(factor);
-              }
-              factor *= alpha[t];
-            }
-          }
-        } else {
-          // Several blocks a run.
-          var before = vec4<f32>(1.0);
-          for (var t = 0u; t < RUN; t++) {  // unrolled
-            if ((t & ones) == 0u) {
-              before = vec4<f32>(1.0);
-            }
-            let factor = before * alpha[t];
-            if (((t >> level) & 1u) == 1u) {
-              let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
-              for (var i = 0u; i < N; i++) {  // unrolled
-                let decay = select(factor, before, UNDECAYED && i == 0u);
-                rows[(at * N + i) * PITCH + quad] = b[t * N + i] * vec4<f16>(decay);
-              }
-              rows[(N * HALF + at) * PITCH + quad] = q[t] * vec4<f16>(factor);
-            }
-            before = factor;
-          }
-          var factor = vec4<f32>(1.0);
-          for (var back = 0u; back < RUN; back++) {  // unrolled
-            let t = RUN - 1u - back;
-            if (((t + 1u) & ones) == 0u) {
-              factor = vec4<f32>(1.0);
-            }
-            if (((t >> level) & 1u) == 0u) {
-              let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
-              for (var i = 0u; i < N; i++) {  // unrolled
-                columns[(at * N + i) * PITCH + quad] = a[t * N + i] * vec4<f16>(factor);
-              }
-            }
-            factor *= alpha[t];
-          }
-        }
-      }
-      workgroupBarrier();
-
-      // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
-      for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
-        let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
-        let channels_at = sum % SHARES * SHARE_TILES * EDGE / 4u;
-        let rows_at = sum / SHARES / ACROSS * EDGE * PITCH + channels_at;
-        let columns_at = sum / SHARES % ACROSS * EDGE * PITCH + channels_at;
-        for (var x = 0u; x < SHARE_TILES; x++) {  // unrolled
-          let left = coopLoadT<MatrixLeft>(&rows[rows_at + x * EDGE / 4u], PITCH);
-          let right = coopLoad<MatrixRight>(&columns[columns_at + x * EDGE / 4u], PITCH);
-          acc[i] = coopMultiplyAdd(left, right, acc[i]);
-        }
-      }
-      if (current + 1u < SLABS) {
-        workgroupBarrier();
+        peak.x = max(peak.x, largest_of(read[t * N + i]));
+        peak.y = max(peak.y, largest_of(write[t * N + i]));
       }
     }
-    for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
-      let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
-      coopStoreT(acc[i], &products[sum * TILE / 4u], EDGE / 4u);
+    let live_gate = select(0.0, own_gate, lid < GATE_COUNT && lid / N < count);
+    peak.w = abs(live_gate);
+    if (lid < GATE_COUNT) {
+      gate[lid] = live_gate;
+    }
+    for (var i = 0u; i < 4u; i++) {  // unrolled
+      let bits = subgroupMax(bitcast<u32>(peak[i]));
+      if (lane == 0u) {
+        atomicMax(&largest[words + i], bits);
+      }
+    }
+    var total = vec4<f32>(1.0);
+    for (var t = 0u; t < RUN; t++) {  // unrolled
+      alpha[t] = select(vec4<f32>(1.0), alpha[t], working && run * RUN + t < count);
+      total *= alpha[t];
+    }
+    if (working) {
+      space[lid] = total;
     }
     workgroupBarrier();
 
-    // What is kept of it: for each row, the columns of its block, four at a time where they are successive tokens'. (What L
-    // then has on and above its diagonal, and A of what a token does not see, the solve pass drops.)
-    let kept = select(level, base, within);
-    let each = select(1u, 4u, (N << kept) % 4u == 0u);
-    let across = (N << kept) / each;
-    for (var i = lid; i < (N + 1u) * HALF * across; i += THREADS) {
-      let row = i / across;
-      let is_query = row >= N * HALF;
-      let token = select(row / N, row - N * HALF, is_query);
-      let first_column = token >> kept << kept;
-      var t = token + select(0u, HALF, second);
-      var s = first_column + select(0u, HALF, second);
-      if (!within) {
-        t = token >> level << (level + 1u) | (1u << level) | (token & ones);
-        s = first_column << 1u;
+    // A thread a channel: decay from the start of the chunk, and the least over half of a block, for blocks of whole tiles.
+    var smallest: array<f32, 4>;  // [TILE_BLOCKS]
+    for (var b = 0u; b < TILE_BLOCKS; b++) {  // unrolled
+      smallest[b] = 1.0;
+    }
+    for (var c = lid; c < KP; c += THREADS) {
+      var product: array<f32, 4>;
+      for (var b = 0u; b < TILE_BLOCKS; b++) {  // unrolled
+        product[b] = 1.0;
       }
-      let column = first_column * N + i % across * each;
-      let to = s * N + i % across * each;
-      let tile = row / EDGE * ACROSS + column / EDGE;
-      var x = vec4<f32>();
-      for (var share = 0u; share < SHARES; share++) {  // unrolled
-        x += products[((tile * SHARES + share) * TILE + row % EDGE * EDGE + column % EDGE) / 4u];
+      var from_start = 1.0;
+      for (var r = 0u; r < RUNS; r++) {  // unrolled
+        let over = space[(c / SLAB * RUNS + r) * QUADS + c % SLAB / 4u][c % 4u];
+        space[start_at(c / SLAB, r, c % SLAB / 4u)][c % 4u] = from_start;
+        from_start *= over;
+        for (var b = 0u; b < TILE_BLOCKS; b++) {  // unrolled
+          product[b] *= over;
+          if ((r + 1u) * RUN % (8u << b) == 0u) {
+            smallest[b] = min(smallest[b], product[b]);
+            product[b] = 1.0;
+          }
+        }
       }
-      let at = select(TRIANGLE + (t * N + row % N) * R, MASKED + t * R, is_query) + to;
-      let y = x * select(triangle_power, masked_power, is_query);
-      if (each == 4u) {
-        floats[floats_at + at / 4u] = y;
-      } else {
-        floats[floats_at + at / 4u][at % 4u] = y[column % 4u];
+      space[start_at(c / SLAB, RUNS, c % SLAB / 4u)][c % 4u] = from_start;
+    }
+    for (var b = 0u; b < TILE_BLOCKS; b++) {  // unrolled
+      let bits = subgroupMin(bitcast<u32>(smallest[b]));
+      if (lane == 0u) {
+        atomicMin(&least[3u + b], bits);
       }
     }
+    // T is divided by the reads' power as well, so that one stays near 1: reads of up to 2^11 and down to 2^-8 keep
+    // float16's precision without. A grows with the writes.
+    let most = exponent_of(atomicLoad(&largest[words]), -8);
+    let reads_exponent = select(min(most, 0), most - 10, most > 10);
+    let most_write = bitcast<f32>(atomicLoad(&largest[words + 1u])) * bitcast<f32>(atomicLoad(&largest[words + 3u]));
+    let writes_exponent = exponent_of(bitcast<u32>(most_write), -24);
+    let query_exponent = exponent_of(atomicLoad(&largest[words + 2u]), -24) + max(writes_exponent, 0);
+    // The scan takes the largest of S and Z to at most 16, and Z over the reads' power: so |Z - X| is below 2^bound.
+    let bound = 1 + max(4 - reads_exponent, 5 + i32(firstLeadingBit(KP)) + 1 + max(most - reads_exponent, 0));
+    // As float16, which they may be over their powers, and are multiplied by decays as float16 too: half the registers and
+    // instructions, for one rounding more. [RUN] or [RUN][N], like above.
+    var q: array<vec4<f16>, 4>;
+    var b: array<vec4<f16>, 16>;
+    var a: array<vec4<f16>, 16>;
+    for (var t = 0u; t < RUN; t++) {  // unrolled
+      let there = select(0.0, 1.0, working && run * RUN + t < count);
+      q[t] = vec4<f16>(query[t] * (there * power(-query_exponent)));
+      for (var i = 0u; i < N; i++) {  // unrolled
+        b[t * N + i] = vec4<f16>(read[t * N + i] * (there * power(-reads_exponent)));
+        a[t * N + i] = vec4<f16>(write[t * N + i] * (gate[(run * RUN + t) * N + i] * power(-writes_exponent)));
+      }
+    }
+
+    workgroupBarrier();
+
+    // Reads over their power are below 2^(most + 1), writes and queries below 2.
+    let allowed = power(max(most - reads_exponent, 1) - 14);
+    if (lid == 0u) {
+      var levels = 0u;
+      for (var b = TILE_LEVEL; b <= LEVELS; b++) {
+        if (bitcast<f32>(atomicLoad(&least[b - 1u])) >= allowed) {
+          levels = b;
+        }
+      }
+      chosen = vec4<u32>(levels);
+    }
+    if (lid < 8u) {
+      atomicStore(&largest[(words ^ 8u) + lid], 0u);
+    }
+
+    // (Some of this may be the time until that is known.)
+    {
+      let h = params.first_head + next % params.head_count;
+      own_gate = gate_at(tokens.x + min(gate_number / N, tokens.y - 1u), gate_number % N, h);
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        stored[t] = stored_token_at(tokens.x + min(run * RUN + t, tokens.y - 1u), h, d);
+      }
+    }
+    let tile_base = workgroupUniformLoad(&chosen).x;
+
+    // Reads and queries decayed from the start of the chunk, writes to its end.
+    if (working) {
+      var from_start = space[start_at(slab, run, quad)];
+      let whole = space[start_at(slab, RUNS, quad)];
+      var to_end = whole / space[start_at(slab, run + 1u, quad)];
+      if (tile_base < TILE_LEVEL) {
+        to_end = decay_over(run + 1u, RUNS, totals_at);
+      }
+      let left_at = halves_at + (run * RUN * N * KP + d) / 4u;
+      let query_at = halves_at + ((R + run * RUN) * KP + d) / 4u;
+      if (run == 0u) {
+        floats[floats_at + (WHOLE_DECAY + d) / 4u] = whole;
+      }
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        let before = from_start;
+        from_start *= alpha[t];
+        for (var i = 0u; i < N; i++) {  // unrolled
+          let decay = select(from_start, before, UNDECAYED && i == 0u);
+          halves[left_at + (t * N + i) * KP / 4u] = b[t * N + i] * vec4<f16>(decay);
+        }
+        halves[query_at + t * KP / 4u] = q[t] * vec4<f16>(from_start);
+      }
+      for (var back = 0u; back < RUN; back++) {  // unrolled
+        let t = RUN - 1u - back;
+        for (var i = 0u; i < N; i++) {  // unrolled
+          halves[left_at + (WRITES + (t * N + i) * KP) / 4u] = a[t * N + i] * vec4<f16>(to_end);
+        }
+        to_end *= alpha[t];
+      }
+    }
+    // What L and A were divided by on top of what stays.
+    let triangle_power = power(reads_exponent + writes_exponent);
+    let masked_power = power(writes_exponent);
+
+    var acc: array<MatrixSum, 32>;
+    if (tile_base >= TILE_LEVEL) {
+      var tiles: array<vec2<u32>, 32>;
+      for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
+        tiles[i] = tile_at(min(i * SUBGROUPS + subgroup, PAIR_TILES - 1u));
+        acc[i] = MatrixSum();
+      }
+      // First the pairs within blocks, since these fill all of rows and columns with numbers.
+      for (var phase = tile_base; phase <= LEVELS; phase++) {
+        let level = phase - 1u;
+        for (var current = 0u; current < SLABS; current++) {
+          if (phase > tile_base || current > 0u) {
+            workgroupBarrier();
+          }
+          if (working && slab == current) {
+            let row_at = run * RUN * N * PITCH + quad;
+            let query_at = (R + run * RUN) * PITCH + quad;
+            if (phase == tile_base) {
+              // Decay from the middle of a block on, and its inverse before that.
+              let block = (run * RUN) >> tile_base << tile_base;
+              let middle = (block + (1u << tile_base) / 2u) / RUN;
+              var after = space[start_at(slab, run, quad)] / space[start_at(slab, middle, quad)];
+              for (var t = 0u; t < RUN; t++) {  // unrolled
+                let before = after;
+                after *= alpha[t];
+                let inverse = 1.0 / after;
+                for (var i = 0u; i < N; i++) {  // unrolled
+                  // A read before the token's own decay sees one factor less.
+                  let decay = select(after, before, UNDECAYED && i == 0u);
+                  rows[row_at + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
+                  columns[row_at + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(inverse);
+                }
+                rows[query_at + t * PITCH] = q[t] * vec4<f16>(after);
+              }
+            } else {
+              let runs = (1u << level) / RUN;
+              let start = run / runs * runs;
+              if ((run / runs & 1u) == 1u) {
+                var factor = space[start_at(slab, run, quad)] / space[start_at(slab, start, quad)];
+                for (var t = 0u; t < RUN; t++) {  // unrolled
+                  let before = factor;
+                  factor *= alpha[t];
+                  for (var i = 0u; i < N; i++) {  // unrolled
+                    let decay = select(factor, before, UNDECAYED && i == 0u);
+                    rows[row_at + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
+                  }
+                  rows[query_at + t * PITCH] = q[t] * vec4<f16>(factor);
+                }
+              } else {
+                var factor = space[start_at(slab, start + runs, quad)] / space[start_at(slab, run + 1u, quad)];
+                for (var back = 0u; back < RUN; back++) {  // unrolled
+                  let t = RUN - 1u - back;
+                  for (var i = 0u; i < N; i++) {  // unrolled
+                    columns[row_at + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(factor);
+                  }
+                  factor *= alpha[t];
+                }
+              }
+            }
+          }
+          workgroupBarrier();
+
+          // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one, and all make
+          // the products of each phase, whose tile may be another's.
+          for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
+            let tile = tiles[i];
+            var sum = MatrixSum();
+            for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
+              let left = coopLoadT<MatrixLeft>(&rows[tile.x * EDGE * PITCH + x * EDGE / 4u], PITCH);
+              let right = coopLoad<MatrixRight>(&columns[tile.y * EDGE * PITCH + x * EDGE / 4u], PITCH);
+              sum = coopMultiplyAdd(left, right, sum);
+            }
+            let row_token = select(tile.x * EDGE / N, (tile.x - LOWER_TILES) * EDGE, tile.x >= LOWER_TILES);
+            let column_token = tile.y * EDGE / N;
+            let within = row_token >> tile_base == column_token >> tile_base;
+            let parted = firstLeadingBit(row_token ^ column_token) == level;
+            acc[i] = acc[i] + select(0.0, 1.0, select(parted, within, phase == tile_base)) * sum;
+          }
+        }
+      }
+      for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
+        let tile = tiles[i];
+        let query = tile.x >= LOWER_TILES;
+        let at = select(
+          lower_at(tile.x * EDGE, tile.y * EDGE / 4u),
+          MASKED_AT + (tile.x - LOWER_TILES) * EDGE * MASKED_PITCH + tile.y * EDGE / 4u,
+          query,
+        );
+        let pitch = select(BLOCK_PITCH, MASKED_PITCH, query);
+        acc[i] = select(triangle_power, masked_power, query) * acc[i];
+        coopStoreT(acc[i], &space[at], pitch);
+      }
+    } else {
+      // The least decay over half of a smaller block.
+      for (var b = 0u; b < 3u; b++) {  // unrolled
+        let half_block = 1u << b;
+        var over = 1.0;
+        if (half_block < RUN) {
+          var product = vec4<f32>(1.0);
+          for (var t = 0u; t < RUN; t++) {  // unrolled
+            product *= alpha[t];
+            if ((t + 1u) % half_block == 0u) {
+              over = min(over, least_of(product));
+              product = vec4<f32>(1.0);
+            }
+          }
+        } else if (working && run % max(half_block / RUN, 1u) == 0u) {
+          over = least_of(decay_over(run, run + half_block / RUN, totals_at));
+        }
+        let bits = subgroupMin(bitcast<u32>(over));
+        if (lane == 0u) {
+          atomicMin(&least[b], bits);
+        }
+      }
+      workgroupBarrier();
+      if (lid == 0u) {
+        var levels = 0u;
+        for (var b = 1u; b < TILE_LEVEL; b++) {
+          if (bitcast<f32>(atomicLoad(&least[b - 1u])) >= allowed) {
+            levels = b;
+          }
+        }
+        chosen = vec4<u32>(levels);
+      }
+      let base = workgroupUniformLoad(&chosen).x;
+
+      for (var level = base; level < LEVELS + 2u; level++) {
+        let within = level >= LEVELS;        // the pairs within a block of base levels, of either half of the tokens
+        let second = level == LEVELS + 1u;
+        let ones = (1u << level) - 1u;
+        for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
+          acc[i] = MatrixSum();
+        }
+        for (var current = 0u; current < SLABS; current++) {
+          if (working && slab == current) {
+            if (within) {
+              if ((run * RUN >= HALF) == second) {
+                // Decay from the middle of a block on, and its inverse before that.
+                let block = (run * RUN) >> base << base;
+                let middle = (block + (1u << base) / 2u) / RUN;
+                var after = vec4<f32>(1.0);
+                if (base > RUN_LEVEL) {
+                  after = decay_over(min(run, middle), max(run, middle), totals_at);
+                  if (run < middle) {
+                    after = 1.0 / after;
+                  }
+                } else if (base == RUN_LEVEL) {
+                  for (var t = 0u; t < RUN; t++) {  // unrolled
+                    if (t < RUN / 2u) {
+                      after *= alpha[t];
+                    }
+                  }
+                  after = 1.0 / after;
+                }
+                let at = run * RUN % HALF;
+                for (var t = 0u; t < RUN; t++) {  // unrolled
+                  var before = after;
+                  if (base < RUN_LEVEL) {
+                    // Blocks of two tokens or one.
+                    before = select(vec4<f32>(1.0), 1.0 / alpha[t], base == 1u && t % 2u == 0u);
+                  }
+                  after = select(before * alpha[t], vec4<f32>(1.0), base == 0u);
+                  let inverse = 1.0 / after;
+                  for (var i = 0u; i < N; i++) {  // unrolled
+                    // A read before the token's own decay sees one factor less.
+                    let decay = select(after, before, UNDECAYED && i == 0u);
+                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
+                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(inverse);
+                  }
+                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(after);
+                }
+              }
+            } else if (level >= RUN_LEVEL) {
+              // A block is one run or several: all tokens are rows or all are columns.
+              let runs = (1u << level) / RUN;
+              let start = run / runs * runs;
+              let at = (run * RUN) >> (level + 1u) << level | (run * RUN & ones);
+              if ((run / runs & 1u) == 1u) {
+                var factor = decay_over(start, run, totals_at);
+                for (var t = 0u; t < RUN; t++) {  // unrolled
+                  let before = factor;
+                  factor *= alpha[t];
+                  for (var i = 0u; i < N; i++) {  // unrolled
+                    let decay = select(factor, before, UNDECAYED && i == 0u);
+                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
+                  }
+                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(factor);
+                }
+              } else {
+                var factor = decay_over(run + 1u, start + runs, totals_at);
+                for (var back = 0u; back < RUN; back++) {  // unrolled
+                  let t = RUN - 1u - back;
+                  for (var i = 0u; i < N; i++) {  // unrolled
+                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(factor);
+                  }
+                  factor *= alpha[t];
+                }
+              }
+            } else {
+              // Several blocks a run.
+              var before = vec4<f32>(1.0);
+              for (var t = 0u; t < RUN; t++) {  // unrolled
+                if ((t & ones) == 0u) {
+                  before = vec4<f32>(1.0);
+                }
+                let factor = before * alpha[t];
+                if (((t >> level) & 1u) == 1u) {
+                  let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
+                  for (var i = 0u; i < N; i++) {  // unrolled
+                    let decay = select(factor, before, UNDECAYED && i == 0u);
+                    rows[(at * N + i) * PITCH + quad] = b[t * N + i] * vec4<f16>(decay);
+                  }
+                  rows[(N * HALF + at) * PITCH + quad] = q[t] * vec4<f16>(factor);
+                }
+                before = factor;
+              }
+              var factor = vec4<f32>(1.0);
+              for (var back = 0u; back < RUN; back++) {  // unrolled
+                let t = RUN - 1u - back;
+                if (((t + 1u) & ones) == 0u) {
+                  factor = vec4<f32>(1.0);
+                }
+                if (((t >> level) & 1u) == 0u) {
+                  let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
+                  for (var i = 0u; i < N; i++) {  // unrolled
+                    columns[(at * N + i) * PITCH + quad] = a[t * N + i] * vec4<f16>(factor);
+                  }
+                }
+                factor *= alpha[t];
+              }
+            }
+          }
+          workgroupBarrier();
+
+          // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
+          for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
+            let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
+            for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
+              let left = coopLoadT<MatrixLeft>(&rows[sum / ACROSS * EDGE * PITCH + x * EDGE / 4u], PITCH);
+              let right = coopLoad<MatrixRight>(&columns[sum % ACROSS * EDGE * PITCH + x * EDGE / 4u], PITCH);
+              acc[i] = coopMultiplyAdd(left, right, acc[i]);
+            }
+          }
+          if (current + 1u < SLABS) {
+            workgroupBarrier();
+          }
+        }
+        for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
+          let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
+          coopStoreT(acc[i], &space[PRODUCTS_AT + sum * TILE / 4u], EDGE / 4u);
+        }
+        workgroupBarrier();
+
+        // What is kept of it: for each row, the columns of its block, four at a time where they are successive tokens'. (What L
+        // then has on and above its diagonal, and A of what a token does not see, the solve pass drops.)
+        let kept = select(level, base, within);
+        let each = select(1u, 4u, (N << kept) % 4u == 0u);
+        let across = (N << kept) / each;
+        for (var i = lid; i < (N + 1u) * HALF * across; i += THREADS) {
+          let row = i / across;
+          let is_query = row >= N * HALF;
+          let token = select(row / N, row - N * HALF, is_query);
+          let first_column = token >> kept << kept;
+          var t = token + select(0u, HALF, second);
+          var s = first_column + select(0u, HALF, second);
+          if (!within) {
+            t = token >> level << (level + 1u) | (1u << level) | (token & ones);
+            s = first_column << 1u;
+          }
+          let column = first_column * N + i % across * each;
+          let to = s * N + i % across * each;
+          let tile = row / EDGE * ACROSS + column / EDGE;
+          let x = space[PRODUCTS_AT + (tile * TILE + row % EDGE * EDGE + column % EDGE) / 4u];
+          let at = select(t * N + row % N, R + t, is_query) * R + to;
+          let y = x * select(triangle_power, masked_power, is_query);
+          if (each == 4u) {
+            floats[triangles_at + at / 4u] = y;
+          } else {
+            floats[triangles_at + at / 4u][at % 4u] = y[column % 4u];
+          }
+        }
+      }
+      storageBarrier();
+      workgroupBarrier();
+      take_triangles(triangles_at, lid);
+    }
+    workgroupBarrier();
+    let unit = solve(halves_at, bound, words, lid, lane, subgroup);
+    if (lid == 0u) {
+      floats[floats_at + UNIT / 4u] = vec4<f32>(unit, power(reads_exponent), power(writes_exponent), power(query_exponent));
+      floats[floats_at + RESIDUAL_UNIT / 4u] = vec4<f32>(power(min(15 - bound, 0)), 0.0, 0.0, 0.0);
+    }
+    if (lid < 8u) {
+      atomicStore(&least[lid], 0x3f800000u);
+    }
+    words ^= 8u;
   }
 }

@@ -1,231 +1,223 @@
-// Matrix tier, pass 2 of 3, parallel over chunks and heads: T = (I + L)^-1 over A T, as `lower`, and the unit of U.
+// What pass 1 of the matrix tier makes of L and A: T = (I + L)^-1 over A T, as `lower`, and the unit of U.
 //
-// In float32, since small differences of entries near one matter here. The 16x16 diagonal blocks of I + L are inverted by
-// substitution, then pairs of blocks merged, X_21 = -X_22 (L_21 X_11), 16 -> 32 -> 64.
+// The 16x16 diagonal blocks of I + L are inverted by substitution in float32, then pairs of blocks merged, X_21 = -X_22 (L_21
+// X_11), 16 -> 32 -> 64, on matrix units. Small differences of entries near one matter here: so both operands are the sum of two
+// float16 numbers, and only the product of the two smaller ones is left out. A T has T as `lower` does.
 
-@group(0) @binding(12) var<storage, read_write> floats: array<vec4<f32>>;
-@group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
-
-const THREADS = 256u;
 const BLOCK = 16u;
+const BLOCK_QUADS = 4u;
 override BLOCKS: u32 = R / BLOCK;
 override MERGES: u32 = firstLeadingBit(2u * BLOCKS - 1u);  // log2 of BLOCKS, rounded up
 // Rows of a block in vec4, one more than they hold, to spread the banks. Blocks above the diagonal are not kept.
-const PITCH = 5u;
-override WORK_SIZE: u32 = BLOCKS * (BLOCKS + 1u) / 2u * BLOCK * PITCH;
-// The same for A and A T.
+const BLOCK_PITCH = 5u;
+override WORK_SIZE: u32 = BLOCKS * (BLOCKS + 1u) / 2u * BLOCK * BLOCK_PITCH;
+// The same for what lies behind it: A, then A T. (Totals of the next chunk may be written while A T is read.)
+override MASKED_AT: u32 = max(WORK_SIZE, TOTALS_SIZE);
 override MASKED_PITCH: u32 = R / 4u + 1u;
-override MASKED_SIZE: u32 = max(CHUNK * MASKED_PITCH, 256u);
-override TOKEN_GROUPS: u32 = THREADS / R;
-override TOKENS_EACH: u32 = (CHUNK + TOKEN_GROUPS - 1u) / TOKEN_GROUPS;  // at most 16
+override MASKED_SIZE: u32 = CHUNK * MASKED_PITCH;
+override SOLVE_SIZE: u32 = MASKED_AT + MASKED_SIZE;
+// Of A over T as float16, and of what T lacks then.
+override LOWER_PITCH: u32 = R / 4u + 2u;
 override TRIANGLE_ROUNDS: u32 = (R * R / 4u + THREADS - 1u) / THREADS;
 override MASKED_ROUNDS: u32 = (CHUNK * R / 4u + THREADS - 1u) / THREADS;
-
-var<workgroup> work: array<vec4<f32>, WORK_SIZE>;      // L, then T
-var<workgroup> masked: array<vec4<f32>, MASKED_SIZE>;  // L_21 X_11, then A, then A T
-var<workgroup> largest: atomic<u32>;                   // bits of max |T|
+// Tiles of a merge, at most.
+override MERGE_TILES: u32 = R * R / (8u * EDGE * EDGE);
+override MERGE_ROUNDS: u32 = (MERGE_TILES + SUBGROUPS - 1u) / SUBGROUPS;
+override SEEN_TILES: u32 = QUERY_TILES * LOWER_TILES;  // of A T
+override SEEN_ROUNDS: u32 = (SEEN_TILES + SUBGROUPS - 1u) / SUBGROUPS;
 
 // Elements c .. c + 3 of a row, of which those from `end` on are zeros.
 fn up_to(end: u32, x: vec4<f32>, c: u32) -> vec4<f32> {
   return select(vec4<f32>(), x, vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(end));
 }
 
-// Where vec4 number `quad` of row r lies in `work`, on or below the diagonal's blocks.
+// Where vec4 number `quad` of row r of L or T lies in `space`, on or below the diagonal's blocks.
 fn lower_at(r: u32, quad: u32) -> u32 {
   let down = r / BLOCK;
-  let across = quad / (BLOCK / 4u);
-  return ((down * (down + 1u) / 2u + across) * BLOCK + r % BLOCK) * PITCH + quad % (BLOCK / 4u);
+  let across = quad / BLOCK_QUADS;
+  return ((down * (down + 1u) / 2u + across) * BLOCK + r % BLOCK) * BLOCK_PITCH + quad % BLOCK_QUADS;
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-  @builtin(workgroup_id) group: vec3<u32>,
-  @builtin(num_workgroups) groups: vec3<u32>,
-  @builtin(local_invocation_index) lid: u32,
-  @builtin(subgroup_invocation_id) lane: u32,
-) {
-  let item = group.y * groups.x + group.x;
-  if (item >= params.chunk_count * params.head_count) {
-    return;
-  }
-  let floats_at = floats_base(item / params.head_count, item % params.head_count) / 4u;
-  let halves_at = halves_base(item / params.head_count, item % params.head_count) + LOWER / 4u;
+// Keeps four elements of L or T as two float16 numbers each.
+fn keep(at: u32, x: vec4<f32>) {
+  let high = vec4<f16>(x);
+  rows[CHUNK * LOWER_PITCH + at] = high;
+  columns[at] = vec4<f16>(x - vec4<f32>(high));
+}
 
-  // Everything that is read from scratch memory is asked for before any of it is used.
-  var triangle: array<vec4<f32>, 16>;  // [TRIANGLE_ROUNDS]
-  var rows: array<vec4<f32>, 16>;      // [MASKED_ROUNDS], of A
-  for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
-    triangle[y] = floats[floats_at + TRIANGLE / 4u + min(lid + y * THREADS, R * R / 4u - 1u)];
-  }
-  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
-    rows[y] = floats[floats_at + MASKED / 4u + min(lid + y * THREADS, CHUNK * R / 4u - 1u)];
-  }
-  let residual = floats[floats_at + RESIDUAL_BOUND / 4u][RESIDUAL_BOUND % 4u];
+// L and A from scratch memory.
+fn take_triangles(triangles_at: u32, lid: u32) {
   for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
     let r = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
-    if (r < R && c * 4u < (r / BLOCK + 1u) * BLOCK) {
-      work[lower_at(r, c)] = up_to(r, triangle[y], c * 4u);
+    if (r < R && c * 4u <= r) {
+      space[lower_at(r, c)] = floats[triangles_at + lid + y * THREADS];
     }
   }
-  if (lid == 0u) {
-    atomicStore(&largest, 0u);
+  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
+    let t = (lid + y * THREADS) / (R / 4u);
+    let c = (lid + y * THREADS) % (R / 4u);
+    if (t < CHUNK) {
+      space[MASKED_AT + t * MASKED_PITCH + c] = floats[triangles_at + R * R / 4u + lid + y * THREADS];
+    }
   }
-  workgroupBarrier();
+}
 
+// Writes `lower`; gives the unit of U. `words` is where the chunk's words of `largest` start. L and A are in `space`; what L has on and above its diagonal, and A of what a token does
+// not see, is dropped here.
+fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: u32) -> f32 {
+  // A token sees the sub-steps of the tokens up to it.
+  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
+    let t = (lid + y * THREADS) / (R / 4u);
+    let c = (lid + y * THREADS) % (R / 4u);
+    if (t < CHUNK) {
+      rows[t * LOWER_PITCH + c] = vec4<f16>(up_to((t + 1u) * N, space[MASKED_AT + t * MASKED_PITCH + c], c * 4u));
+    }
+  }
+  // L below the diagonal blocks, and zeros above.
+  for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
+    let r = (lid + y * THREADS) / (R / 4u);
+    let c = (lid + y * THREADS) % (R / 4u);
+    if (r < R && c / BLOCK_QUADS != r / BLOCK) {
+      var l = vec4<f32>();
+      if (c / BLOCK_QUADS < r / BLOCK) {
+        l = space[lower_at(r, c)];
+      }
+      keep(r * LOWER_PITCH + c, l);
+    }
+  }
   // One thread a column of a diagonal block.
-  let corner = lower_at(lid / BLOCK * BLOCK, lid / BLOCK * (BLOCK / 4u));
+  let corner = lower_at(lid / BLOCK * BLOCK, lid / BLOCK * BLOCK_QUADS);
   let j = lid % BLOCK;
-  var x: array<f32, 16>;
+  var x: array<f32, 32>;
   if (lid < R) {
     for (var r = 0u; r < BLOCK; r++) {  // unrolled
       x[r] = select(0.0, 1.0, r == j);
     }
     for (var r = 0u; r < BLOCK; r++) {  // unrolled
       var sum = vec4<f32>(x[r], 0.0, 0.0, 0.0);
-      for (var m = 0u; m < 4u; m++) {  // unrolled
+      for (var m = 0u; m < BLOCK_QUADS; m++) {  // unrolled
         if (m * 4u < r) {
-          // (L is zero from the diagonal on, so that what x has there does not count.)
-          sum = fma(-work[corner + r * PITCH + m], vec4<f32>(x[m * 4u], x[m * 4u + 1u], x[m * 4u + 2u], x[m * 4u + 3u]), sum);
+          let l = up_to(r, space[corner + r * BLOCK_PITCH + m], m * 4u);
+          sum = fma(-l, vec4<f32>(x[m * 4u], x[m * 4u + 1u], x[m * 4u + 2u], x[m * 4u + 3u]), sum);
         }
       }
       x[r] = (sum.x + sum.y) + (sum.z + sum.w);
     }
-  }
-  workgroupBarrier();
-  if (lid < R) {
     for (var r = 0u; r < BLOCK; r++) {  // unrolled
-      work[corner + r * PITCH + j / 4u][j % 4u] = x[r];
+      let at = (lid / BLOCK * BLOCK + r) * LOWER_PITCH + lid / 4u;
+      let high = f16(x[r]);
+      rows[CHUNK * LOWER_PITCH + at][j % 4u] = high;
+      columns[at][j % 4u] = f16(x[r] - f32(high));
     }
   }
   workgroupBarrier();
-  // A thread has four columns of a row of the merged block.
+
   for (var merge = 0u; merge < MERGES; merge++) {  // unrolled
+    // Pairs of blocks of this size, of which the second of the last may have fewer rows.
     let size = BLOCK << merge;
-    let across = size / 4u;
-    let outputs = (R + 2u * size - 1u) / (2u * size) * size * across;
-    for (var i = lid; i < outputs; i += THREADS) {
-      let start = i / (size * across) * 2u * size;
-      let row = start + size + i / across % size;
-      let column = i % across;
-      var sum = vec4<f32>();
-      if (row < R) {
-        for (var m = column; m < across; m++) {
-          let l = work[lower_at(row, start / 4u + m)];
-          let at = lower_at(start + m * 4u, start / 4u + column);
-          sum = fma(vec4<f32>(l.x), work[at], sum);
-          sum = fma(vec4<f32>(l.y), work[at + PITCH], sum);
-          sum = fma(vec4<f32>(l.z), work[at + 2u * PITCH], sum);
-          sum = fma(vec4<f32>(l.w), work[at + 3u * PITCH], sum);
-        }
+    let pairs = (R + size - 1u) / (2u * size);
+    let second = min(size, R - size);
+    let across = size / EDGE;
+    let down = second / EDGE;
+    // L_21 X_11, as [column][row] within tiles, in the place of L_21.
+    for (var i = 0u; i < MERGE_ROUNDS; i++) {  // unrolled
+      let tile = min(i * SUBGROUPS + subgroup, pairs * down * across - 1u);
+      let start = tile / (down * across) * 2u * size;
+      let row = start + size + tile / across % down * EDGE;
+      let column = start + tile % across * EDGE;
+      var high = MatrixSum();
+      var low = MatrixSum();
+      for (var x = start; x < start + size; x += EDGE) {
+        let left = coopLoadT<MatrixLeft>(&rows[(CHUNK + row) * LOWER_PITCH + x / 4u], LOWER_PITCH);
+        let right = coopLoadT<MatrixRight>(&rows[(CHUNK + x) * LOWER_PITCH + column / 4u], LOWER_PITCH);
+        high = coopMultiplyAdd(left, right, high);
+        low = coopMultiplyAdd(left, coopLoadT<MatrixRight>(&columns[x * LOWER_PITCH + column / 4u], LOWER_PITCH), low);
+        low = coopMultiplyAdd(coopLoadT<MatrixLeft>(&columns[row * LOWER_PITCH + x / 4u], LOWER_PITCH), right, low);
       }
-      masked[i] = sum;
+      coopStore(high + low, &space[lower_at(row, column / 4u)], BLOCK_PITCH);
     }
     workgroupBarrier();
-    for (var i = lid; i < outputs; i += THREADS) {
-      let first = i / (size * across) * size * across;
-      let start = i / (size * across) * 2u * size;
-      let row = start + size + i / across % size;
-      let column = i % across;
-      if (row < R) {
-        var sum = vec4<f32>();
-        for (var m = 0u; m * 4u + start + size <= row; m++) {
-          let l = work[lower_at(row, (start + size) / 4u + m)];
-          let at = first + m * 4u * across + column;
-          sum = fma(vec4<f32>(-l.x), masked[at], sum);
-          sum = fma(vec4<f32>(-l.y), masked[at + across], sum);
-          sum = fma(vec4<f32>(-l.z), masked[at + 2u * across], sum);
-          sum = fma(vec4<f32>(-l.w), masked[at + 3u * across], sum);
-        }
-        // (A row of X_22 is only read by the outputs of the same row, in other columns.)
-        work[lower_at(row, start / 4u + column)] = sum;
+    // The same as two float16 numbers, above the diagonal.
+    for (var i = lid; i < pairs * size * second / 4u; i += THREADS) {
+      let start = i / (size * second / 4u) * 2u * size;
+      let column = start + i / (second / 4u) % size;
+      let row = start + size + i % (second / 4u) * 4u;
+      let at = lower_at(row / EDGE * EDGE, column / EDGE * EDGE / 4u) + column % EDGE * BLOCK_PITCH + row % EDGE / 4u;
+      keep(column * LOWER_PITCH + row / 4u, space[at]);
+    }
+    workgroupBarrier();
+    // X_21 in the place of L_21.
+    for (var i = 0u; i < MERGE_ROUNDS; i++) {  // unrolled
+      let tile = min(i * SUBGROUPS + subgroup, pairs * down * across - 1u);
+      let start = tile / (down * across) * 2u * size;
+      let row = start + size + tile / across % down * EDGE;
+      let column = start + tile % across * EDGE;
+      var high = MatrixSum();
+      var low = MatrixSum();
+      for (var x = start + size; x < start + size + second; x += EDGE) {
+        let left = coopLoadT<MatrixLeft>(&rows[(CHUNK + row) * LOWER_PITCH + x / 4u], LOWER_PITCH);
+        let right = coopLoad<MatrixRight>(&rows[(CHUNK + column) * LOWER_PITCH + x / 4u], LOWER_PITCH);
+        high = coopMultiplyAdd(left, right, high);
+        low = coopMultiplyAdd(left, coopLoad<MatrixRight>(&columns[column * LOWER_PITCH + x / 4u], LOWER_PITCH), low);
+        low = coopMultiplyAdd(coopLoadT<MatrixLeft>(&columns[row * LOWER_PITCH + x / 4u], LOWER_PITCH), right, low);
       }
+      coopStoreT(-1.0 * (high + low), &space[lower_at(row, column / 4u)], BLOCK_PITCH);
+    }
+    workgroupBarrier();
+    for (var i = lid; i < pairs * size * second / 4u; i += THREADS) {
+      let start = i / (size * second / 4u) * 2u * size;
+      let row = start + size + i / (size / 4u) % second;
+      let c = start / 4u + i % (size / 4u);
+      keep(row * LOWER_PITCH + c, space[lower_at(row, c)]);
+      let above = start + i / (second / 4u) % size;
+      keep(above * LOWER_PITCH + (start + size) / 4u + i % (second / 4u), vec4<f32>());
     }
     workgroupBarrier();
   }
 
-  // A token sees the sub-steps of the tokens up to it.
-  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
-    let t = (lid + y * THREADS) / (R / 4u);
-    let c = (lid + y * THREADS) % (R / 4u);
-    if (t < CHUNK) {
-      masked[t * MASKED_PITCH + c] = up_to((t + 1u) * N, rows[y], c * 4u);
-    }
-  }
-  // T in float16; its elements above the diagonal are zeros.
+  // T.
+  let lower_start = halves_at + LOWER / 4u;
   var peak = 0.0;
   for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
     let r = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
     if (r < R) {
-      var t = vec4<f32>();
-      if (c * 4u <= r) {
-        t = work[lower_at(r, c)];
-      }
-      peak = max(peak, largest_of(t));
-      halves[halves_at + r * R / 4u + c] = vec4<f16>(t);
+      let t = rows[(CHUNK + r) * LOWER_PITCH + c];
+      peak = max(peak, largest_of(vec4<f32>(t)));
+      halves[lower_start + r * R / 4u + c] = t;
     }
   }
   peak = subgroupMax(peak);
   if (lane == 0u) {
-    atomicMax(&largest, bitcast<u32>(peak));
+    atomicMax(&largest[words + 4u], bitcast<u32>(peak));
   }
-  workgroupBarrier();
 
-  // A T: a thread has one column and TOKENS_EACH tokens.
-  let column = lid % R;
-  let token = lid / R * TOKENS_EACH;
-  let working = token < CHUNK && lid / R < TOKEN_GROUPS;
-  var seen: array<f32, 16>;
-  for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
-    seen[t] = 0.0;
-  }
-  if (working) {
-    for (var block = 0u; block < BLOCKS; block++) {  // unrolled
-      if (block >= column / BLOCK && block * BLOCK < (token + TOKENS_EACH) * N) {
-        let corner = lower_at(block * BLOCK, column / 4u);
-        for (var m = 0u; m < 4u; m++) {  // unrolled
-          let at = corner + m * 4u * PITCH;
-          let y = vec4<f32>(
-            work[at][column % 4u],
-            work[at + PITCH][column % 4u],
-            work[at + 2u * PITCH][column % 4u],
-            work[at + 3u * PITCH][column % 4u],
-          );
-          for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
-            let from_token = select(min(token + t, CHUNK - 1u), token + t, CHUNK % TOKENS_EACH == 0u);
-            let row = masked[from_token * MASKED_PITCH + block * (BLOCK / 4u) + m];
-            seen[t] = fma(row.w, y.w, fma(row.z, y.z, fma(row.y, y.y, fma(row.x, y.x, seen[t]))));
-          }
-        }
-      }
+  // A T.
+  for (var i = 0u; i < SEEN_ROUNDS; i++) {  // unrolled
+    let tile = min(i * SUBGROUPS + subgroup, SEEN_TILES - 1u);
+    let down = tile / LOWER_TILES * EDGE;
+    let across = tile % LOWER_TILES * EDGE;
+    var seen = MatrixSum();
+    for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
+      let left = coopLoadT<MatrixLeft>(&rows[down * LOWER_PITCH + x * EDGE / 4u], LOWER_PITCH);
+      let right = coopLoadT<MatrixRight>(&rows[(CHUNK + x * EDGE) * LOWER_PITCH + across / 4u], LOWER_PITCH);
+      seen = coopMultiplyAdd(left, right, seen);
     }
+    coopStoreT(seen, &space[MASKED_AT + down * MASKED_PITCH + across / 4u], MASKED_PITCH);
   }
   workgroupBarrier();
-  if (working) {
-    for (var t = 0u; t < TOKENS_EACH; t++) {  // unrolled
-      if (token + t < CHUNK) {
-        masked[(token + t) * MASKED_PITCH + column / 4u][column % 4u] = seen[t];
-      }
-    }
-  }
   // |U| is at most R max |T| times the largest residual, which its own unit keeps below 2^15. The power of two that takes
   // this below 2^15, where it is not already.
-  if (lid == 0u) {
-    let bound = f32(R) * bitcast<f32>(atomicLoad(&largest)) * residual;
-    let exponent = bitcast<u32>(bound) >> 23u;
-    var unit = 1.0;
-    if (exponent > 127u + 14u) {
-      unit = bitcast<f32>((127u + 127u + 14u - min(exponent, 254u)) << 23u);
-    }
-    floats[floats_at + UNIT / 4u].x = unit;
-  }
-  workgroupBarrier();
+  let most = f32(R) * bitcast<f32>(atomicLoad(&largest[words + 4u])) * power(min(bound, 15));
+  let exponent = bitcast<u32>(most) >> 23u;
+  let unit = select(1.0, bitcast<f32>((127u + 127u + 14u - min(exponent, 254u)) << 23u), exponent > 127u + 14u);
   for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
     let t = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
     if (t < CHUNK) {
-      halves[halves_at + (R + t) * R / 4u + c] = vec4<f16>(masked[t * MASKED_PITCH + c]);
+      halves[lower_start + (R + t) * R / 4u + c] = vec4<f16>(space[MASKED_AT + t * MASKED_PITCH + c]);
     }
   }
+  return unit;
 }

@@ -57,7 +57,13 @@ fn value_row(row: u32, h: u32) -> u32 {
   return (row * params.value_heads + h) * K;
 }
 
+// Every four channels that a thread of this pass has exist.
+override ALL_CHANNELS: bool = false;
+
 fn is_channel(d: u32) -> vec4<bool> {
+  if (ALL_CHANNELS) {
+    return vec4<bool>(true);
+  }
   return vec4<u32>(d, d + 1u, d + 2u, d + 3u) < vec4<u32>(K);
 }
 
@@ -80,8 +86,11 @@ fn norm_operand(number: u32, token: u32, h: u32, d: u32) -> f32 {
   return k_load(key_row(token * FACTORS + number - NORM_K, h) + d);
 }
 
+fn query_of(x: vec4<f32>, t: u32, d: u32) -> vec4<f32> {
+  return select(vec4<f32>(), normalizing(NORM_Q, t) * x, is_channel(d));
+}
 fn query_four_at(token: u32, t: u32, h: u32, d: u32) -> vec4<f32> {
-  return select(vec4<f32>(), normalizing(NORM_Q, t) * q_load_four(key_row(token, h), d), is_channel(d));
+  return query_of(q_load_four(key_row(token, h), d), t, d);
 }
 
 // What the operand of a vector is multiplied by: its inverse norm, or its sign.
@@ -95,22 +104,47 @@ fn vector_factor(code: u32, t: u32, i: u32) -> f32 {
   return select(1.0, -1.0, code == VECTOR_MINUS_A);
 }
 
-fn vector_four_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
+// The vector from the operands' channels.
+fn vector_of(code: u32, k: vec4<f32>, x1: vec4<f32>, x2: vec4<f32>, t: u32, i: u32, d: u32) -> vec4<f32> {
   if (code == VECTOR_NONE) {
     return vec4<f32>();
   }
-  let factor = vector_factor(code, t, i);
-  var x: vec4<f32>;
+  var x = vector_factor(code, t, i) * x1;
   if (code == VECTOR_K) {
-    x = factor * k_load_four(key_row(token * FACTORS + i / PATTERN, h), d);
+    x = vector_factor(code, t, i) * k;
   } else if (code == VECTOR_B_TIMES_K) {
-    x = factor * k_load_four(key_row(token * FACTORS + i / PATTERN, h), d) * x1_load_four(value_row(token, h), d);
+    x = vector_factor(code, t, i) * k * x1;
   } else if (code == VECTOR_B) {
-    x = x2_load_four(key_row(token, h), d, K);
-  } else {
-    x = factor * x1_load_four(key_row(token, h), d);
+    x = x2;
   }
   return select(vec4<f32>(), x, is_channel(d));
+}
+
+// Which operands a vector needs, and the row of x1.
+fn needs_k(code: u32) -> bool {
+  return code == VECTOR_K || code == VECTOR_B_TIMES_K;
+}
+fn needs_x1(code: u32) -> bool {
+  return code == VECTOR_E || code == VECTOR_P || code == VECTOR_MINUS_A || code == VECTOR_B_TIMES_K;
+}
+fn x1_row(code: u32, token: u32, h: u32) -> u32 {
+  return select(key_row(token, h), value_row(token, h), code == VECTOR_B_TIMES_K);
+}
+
+fn vector_four_at(code: u32, token: u32, t: u32, i: u32, h: u32, d: u32) -> vec4<f32> {
+  var k4: vec4<f32>;
+  var x14: vec4<f32>;
+  var x24: vec4<f32>;
+  if (needs_k(code)) {
+    k4 = k_load_four(key_row(token * FACTORS + i / PATTERN, h), d);
+  }
+  if (needs_x1(code)) {
+    x14 = x1_load_four(x1_row(code, token, h), d);
+  }
+  if (code == VECTOR_B) {
+    x24 = x2_load_four(key_row(token, h), d, K);
+  }
+  return vector_of(code, k4, x14, x24, t, i, d);
 }
 
 // The read vector b of sub-step i.
@@ -157,13 +191,13 @@ fn bias_at(i: u32) -> f32 {
   return gates_load(params.dt_bias_at + i);
 }
 
-fn alpha_four_at(token: u32, h: u32, d: u32) -> vec4<f32> {
+// From the operand's channels; one value stands in all four where there is one a head.
+fn alpha_of(g: vec4<f32>, h: u32, d: u32) -> vec4<f32> {
   var x = vec4<f32>(1.0);
   if (DECAY == 1u) {
-    x = vec4<f32>(alpha_from(g_load(token * params.value_heads + h), h, bias_at(h)));
+    x = vec4<f32>(alpha_from(g.x, h, bias_at(h)));
   }
   if (DECAY == 2u) {
-    let g = g_load_four(value_row(token, h), d);
     let bias = h * K + min(vec4<u32>(d, d + 1u, d + 2u, d + 3u), vec4<u32>(K - 1u));
     x.x = alpha_from(g.x, h, bias_at(bias.x));
     x.y = alpha_from(g.y, h, bias_at(bias.y));
@@ -171,4 +205,52 @@ fn alpha_four_at(token: u32, h: u32, d: u32) -> vec4<f32> {
     x.w = alpha_from(g.w, h, bias_at(bias.w));
   }
   return select(vec4<f32>(1.0), x, is_channel(d));
+}
+fn alpha_four_at(token: u32, h: u32, d: u32) -> vec4<f32> {
+  var g4: vec4<f32>;
+  if (DECAY == 1u) {
+    g4 = vec4<f32>(g_load(token * params.value_heads + h));
+  }
+  if (DECAY == 2u) {
+    g4 = g_load_four(value_row(token, h), d);
+  }
+  return alpha_of(g4, h, d);
+}
+
+// What a token's decay and vectors are made of, four channels of each operand as they lie in memory.
+struct StoredToken {
+  q: Stored,
+  g: Stored,
+  x1: Stored,
+  x2: Stored,
+  k: array<Stored, 4>,  // [FACTORS]
+}
+
+fn stored_token_at(token: u32, h: u32, d: u32) -> StoredToken {
+  var stored: StoredToken;
+  stored.q = q_stored_four(key_row(token, h), d);
+  if (DECAY == 1u) {
+    stored.g = Stored(g_stored(token * params.value_heads + h));
+  }
+  if (DECAY == 2u) {
+    stored.g = g_stored_four(value_row(token, h), d);
+  }
+  if (needs_k(READ_0) || needs_k(READ_1) || needs_k(WRITE_0) || needs_k(WRITE_1)) {
+    for (var i = 0u; i < FACTORS; i++) {  // unrolled
+      stored.k[i] = k_stored_four(key_row(token * FACTORS + i, h), d);
+    }
+  }
+  if (needs_x1(READ_0) || needs_x1(READ_1) || needs_x1(WRITE_0) || needs_x1(WRITE_1)) {
+    stored.x1 = x1_stored_four(x1_row(READ_0, token, h), d);
+  }
+  if (READ_0 == VECTOR_B || READ_1 == VECTOR_B || WRITE_0 == VECTOR_B || WRITE_1 == VECTOR_B) {
+    stored.x2 = x2_stored_four(key_row(token, h), d, K);
+  }
+  return stored;
+}
+
+// The vector with this code of sub-step i.
+fn vector_of_stored(code: u32, stored: StoredToken, t: u32, i: u32, d: u32) -> vec4<f32> {
+  let k4 = vec4<f32>(stored.k[i / PATTERN]);
+  return vector_of(code, k4, vec4<f32>(stored.x1), vec4<f32>(stored.x2), t, i, d);
 }

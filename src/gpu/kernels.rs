@@ -860,11 +860,8 @@ impl Kernels {
         let heads = step.heads.len() as u64;
         let chunk_heads = step.chunks as u64 * heads;
         let blocks = |columns: usize, each: usize| columns.div_ceil(each) as u64;
-        let over_chunks = if shape.matrix.is_some() {
-            vec![
-                (Pass::MatrixPairs, chunk_heads),
-                (Pass::MatrixSolve, chunk_heads),
-            ]
+        let over_chunks = if let Some(matrix) = &shape.matrix {
+            vec![(Pass::MatrixPairs, matrix.pairs_workgroups(chunk_heads))]
         } else {
             let pairs = shaders::pairs_workgroups(problem, shape) as u64;
             vec![
@@ -1500,7 +1497,7 @@ impl Kernels {
             })
         };
         // wgpu refuses a buffer that one dispatch binds both to read and to write.
-        variant.shared = shares(&|other| other == Access::Read);
+        variant.shared = pass == Pass::MatrixPairs || shares(&|other| other == Access::Read);
         if cfg!(target_arch = "wasm32") && shares(&|_| true) {
             let ranges: Vec<_> = storage.iter().map(|(b, _)| bound.get(*b)).collect();
             for (i, a) in ranges.iter().enumerate() {

@@ -68,18 +68,19 @@ pub struct MatrixShape {
     /// Successive tokens of a thread of the pairs pass, and slabs in which it takes the channels.
     pub run: usize,
     slabs: usize,
-    /// Subgroups of the pairs pass that share a tile of a product.
-    shares: usize,
+    /// Workgroups that the device runs in about the time of one.
+    width: usize,
+    /// `K`, and keys a token.
+    key_dim: usize,
+    factors: usize,
 }
 
-/// Threads of the solve pass, as in `shaders/matrix_solve.wgsl`.
-const SOLVE_THREADS: usize = 256;
 /// Threads of the scan, where it is not wide.
 const SCAN_THREADS: usize = 256;
 /// Forms of the scan: value columns a workgroup, whether it is wide, and how long a workgroup takes, relatively, as timed
 /// (`benches/NOTES.md`).
 const FORMS: [(usize, bool, f64); 3] = [(16, false, 1.0), (32, false, 1.85), (64, true, 1.9)];
-/// Rows and columns of a block that the solve pass inverts by substitution.
+/// Rows and columns of a block that the pairs pass inverts by substitution.
 const BLOCK: usize = 16;
 
 impl MatrixShape {
@@ -102,7 +103,7 @@ impl MatrixShape {
         let mut forms = FORMS;
         forms.sort_by(|a, b| time(a).total_cmp(&time(b)));
         let shape = |&(columns, wide, _): &(usize, bool, f64)| {
-            Self::with_columns(problem, tokens, units, limits, columns, wide)
+            Self::with_columns(problem, tokens, units, limits, width, columns, wide)
         };
         forms
             .iter()
@@ -115,6 +116,7 @@ impl MatrixShape {
         tokens: usize,
         units: MatrixUnits,
         limits: &wgpu::Limits,
+        width: usize,
         columns: usize,
         wide: bool,
     ) -> Result<Self> {
@@ -143,10 +145,12 @@ impl MatrixShape {
             parts: [1, 1, 1],
             run: 2,
             slabs: 1,
-            shares: 1,
+            width,
+            key_dim: problem.key_dim,
+            factors,
         };
         // More threads hide more of each other's waiting, up to what a multiprocessor's registers are good for.
-        let most = (limits.max_compute_invocations_per_workgroup as usize).min(512);
+        let most = (limits.max_compute_invocations_per_workgroup as usize).min(256);
         let run = if whole.pairs_threads() <= most { 2 } else { 4 };
         let whole = Self { run, ..whole };
         let memory = limits.max_compute_workgroup_storage_size as usize;
@@ -167,24 +171,10 @@ impl MatrixShape {
                 parts: [across, most_lower, steps],
                 ..whole
             });
-        // Few slabs, since each is two barriers more; but such that two workgroups of the pairs pass fit at a time, where
-        // registers let them.
-        let slabs = || divisors(across).map(|slabs| Self { slabs, ..shape });
-        let several = if shape.pairs_threads() <= 256 { 2 } else { 1 };
-        let shape = slabs()
-            .find(|shape| several * shape.pairs_memory(factors) <= memory)
-            .or_else(|| slabs().find(|shape| shape.pairs_memory(factors) <= memory))
-            .unwrap_or(shape);
-        let room = if several * shape.pairs_memory(factors) <= memory {
-            memory / several
-        } else {
-            memory
-        };
-        // As many shares of a tile as there are subgroups and room for.
-        let shape = divisors(shape.key_tiles() / shape.slabs)
-            .map(|shares| Self { shares, ..shape })
-            .filter(|s| s.product_rounds() == 1 && s.pairs_memory(factors) <= room)
-            .max_by_key(|shape| shape.shares)
+        // Few slabs, since each is two barriers more.
+        let shape = divisors(across)
+            .map(|slabs| Self { slabs, ..shape })
+            .find(|shape| shape.pairs_memory() <= memory)
             .unwrap_or(shape);
         if !shape.fits_registers() {
             return Err(Error::unsupported(
@@ -194,8 +184,7 @@ impl MatrixShape {
             ));
         }
         for (what, bytes) in [
-            ("pairs", shape.pairs_memory(factors)),
-            ("solve", shape.solve_memory()),
+            ("pairs", shape.pairs_memory()),
             ("scan", shape.scan_memory()),
         ] {
             if bytes > memory {
@@ -206,8 +195,7 @@ impl MatrixShape {
                 ));
             }
         }
-        let scan = shape.scan_threads();
-        let threads = shape.pairs_threads().max(SOLVE_THREADS).max(scan);
+        let threads = shape.pairs_threads().max(shape.scan_threads());
         let most = limits.max_compute_invocations_per_workgroup as usize;
         if threads > most {
             return Err(Error::unsupported(
@@ -219,9 +207,23 @@ impl MatrixShape {
         Ok(shape)
     }
 
-    /// float32 words of scratch memory for one chunk of one head, as in `shaders/matrix_chunk.wgsl`.
-    pub fn floats(&self) -> usize {
-        (self.substeps + self.tokens) * self.substeps + self.key_pad + 8
+    /// Workgroups of the pairs pass for so many chunks of a head. Each takes up to 8 in turn, since it asks for the next
+    /// one's inputs while it computes, but there are enough of them to even out.
+    pub fn pairs_workgroups(&self, chunk_heads: u64) -> u64 {
+        let enough = 4 * self.width.max(1) as u64;
+        chunk_heads.min(enough).max(chunk_heads.div_ceil(8))
+    }
+
+    /// float32 words of scratch memory for so many chunks of a head, as in `shaders/matrix_chunk.wgsl`.
+    pub fn floats(&self, chunk_heads: u64) -> u64 {
+        let triangles = (self.substeps + self.tokens) * self.substeps;
+        chunk_heads * (self.key_pad + 8) as u64
+            + self.pairs_workgroups(chunk_heads) * triangles as u64
+    }
+
+    /// float32 words of scratch memory that one more chunk of a head takes, at least.
+    pub fn stride(&self) -> usize {
+        self.key_pad + 8 + self.halves()
     }
 
     /// Pairs of float16 of scratch memory for one chunk of one head.
@@ -236,15 +238,26 @@ impl MatrixShape {
     }
 
     fn pairs_threads(&self) -> usize {
-        (self.key_pad / 4 * (self.tokens / self.run)).next_multiple_of(64)
+        (self.key_pad / 4 * (self.tokens / self.run))
+            .max(128)
+            .next_multiple_of(64)
     }
 
-    /// Sums that a subgroup of the pairs pass has of a product, at most.
-    fn product_rounds(&self) -> usize {
-        let (edge, half) = (self.units.edge, self.tokens / 2);
+    /// Tiles of the triangles, of a product with small blocks of tokens, and of `A T`, for each subgroup of the pairs pass.
+    fn pairs_rounds(&self) -> [usize; 3] {
+        let edge = self.units.edge;
         let n = self.substeps / self.tokens;
-        let tiles = ((n + 1) * half).div_ceil(edge) * (n * half).div_ceil(edge);
-        (tiles * self.shares).div_ceil(self.pairs_threads() / self.units.subgroup)
+        let (lower, queries) = (self.substeps / edge, self.tokens / edge);
+        let triangles = (lower * (lower + 1) + n * queries * (queries + 1)) / 2;
+        let [down, across] = self.small_tiles();
+        let subgroups = self.pairs_threads() / self.units.subgroup;
+        [triangles, down * across, queries * lower].map(|tiles| tiles.div_ceil(subgroups))
+    }
+
+    /// Tiles down and across a product with small blocks of tokens.
+    fn small_tiles(&self) -> [usize; 2] {
+        let n = self.substeps / self.tokens;
+        [n + 1, n].map(|each| (each * self.tokens / 2).div_ceil(self.units.edge))
     }
 
     /// Tiles that a subgroup of the scan has of a product over all rows, and of the one that changes the state, at most.
@@ -342,6 +355,8 @@ impl MatrixShape {
     /// Whether what an invocation of the scan holds fits the arrays of its shader.
     fn fits_registers(&self) -> bool {
         let steps = self.substeps / self.units.edge;
+        let pairs = self.pairs_rounds().into_iter().all(|rounds| rounds <= 32)
+            && self.solve_rounds().into_iter().all(|rounds| rounds <= 16);
         if self.wide {
             let [each, state, u] = self.items();
             let lanes = self.units.subgroup;
@@ -353,7 +368,7 @@ impl MatrixShape {
                 && (steps + self.tokens / self.units.edge) * each <= 32
                 && self.ahead() * self.part_rounds() <= 64
                 && (self.key_pad / 4).div_ceil(self.scan_threads()) <= 4
-                && self.product_rounds() <= 32;
+                && pairs;
         }
         let [state, u] = self.team_rounds();
         self.scan_tiles().into_iter().all(|tiles| 2 * tiles <= 32)
@@ -364,29 +379,33 @@ impl MatrixShape {
             && (self.key_tiles() / self.parts[0]).max(steps) <= 16
             && state * self.own() <= 16
             && u <= 16
-            && self.product_rounds() <= 32
+            && pairs
+    }
+
+    /// How often all threads of the pairs pass take four elements of `L`, and of `A`.
+    fn solve_rounds(&self) -> [usize; 2] {
+        [self.substeps, self.tokens]
+            .map(|rows| (rows * self.substeps / 4).div_ceil(self.pairs_threads()))
     }
 
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
-    fn pairs_memory(&self, factors: usize) -> usize {
-        let (edge, half) = (self.units.edge, self.tokens / 2);
+    fn pairs_memory(&self) -> usize {
+        let edge = self.units.edge;
         let n = self.substeps / self.tokens;
-        let pitch = self.key_pad / self.slabs + 8;
-        let down = ((n + 1) * half).next_multiple_of(edge);
-        let across = (n * half).next_multiple_of(edge);
-        2 * (down + across) * pitch
-            + 4 * down * across * self.shares
-            + 16 * (self.tokens / self.run) * (self.key_pad / 4)
-            + 4 * (n + 2 + factors) * self.tokens
-            + 4 * self.pairs_threads()
-            + 128
-    }
-
-    fn solve_memory(&self) -> usize {
+        let pitch = self.key_pad / self.slabs / 4 + 2;
+        let rows = (2 * self.substeps + self.tokens) * pitch.max(self.substeps / 4 + 2);
+        let [down, across] = self.small_tiles();
+        let quads = self.key_pad / 4;
+        let totals = self.tokens / self.run * quads;
+        let products = totals + totals + quads + down * across * edge * edge / 4;
         let blocks = self.substeps / BLOCK;
         let work = blocks * (blocks + 1) / 2 * BLOCK * 5;
-        let masked = (self.tokens * (self.substeps / 4 + 1)).max(256);
-        16 * (work + masked) + 16
+        let masked = self.tokens * (self.substeps / 4 + 1);
+        8 * rows
+            + 16 * products.max(work.max(totals) + masked)
+            + 4 * (n + 2 + self.factors) * self.tokens
+            + 4 * self.pairs_threads()
+            + 128
     }
 
     fn scan_memory(&self) -> usize {
@@ -448,9 +467,10 @@ impl MatrixShape {
         let [left, lower, writes] = self.part_vectors();
         let steps = self.substeps / self.units.edge;
         let [state, u] = self.team_rounds();
-        let solve = |count: usize| count.div_ceil(SOLVE_THREADS);
         let [each, state_items, step_items] = self.items();
         let edge = self.units.edge;
+        let [pairs, small, seen] = self.pairs_rounds();
+        let [triangle, masked] = self.solve_rounds();
         vec![
             ("TILE_ROUNDS", tiles),
             ("STATE_TILE_ROUNDS", state_tiles),
@@ -481,22 +501,28 @@ impl MatrixShape {
             ("U_ROUNDS", u),
             ("TEAM_LEVELS", self.team().ilog2() as usize),
             ("OUTPUT_ROUNDS", self.rounds(self.tokens * self.columns / 4)),
-            ("TRIANGLE_ROUNDS", solve(self.substeps * self.substeps / 4)),
-            ("MASKED_ROUNDS", solve(self.tokens * self.substeps / 4)),
-            (
-                "TOKENS_EACH",
-                self.tokens.div_ceil(SOLVE_THREADS / self.substeps),
-            ),
+            ("TRIANGLE_ROUNDS", triangle),
+            ("MASKED_ROUNDS", masked),
+            ("SEEN_ROUNDS", seen),
             ("N", self.substeps / self.tokens),
             ("RUN", self.run),
-            ("SHARES", self.shares),
-            ("SHARE_TILES", self.key_tiles() / self.slabs / self.shares),
-            ("PRODUCT_ROUNDS", self.product_rounds()),
+            ("FACTORS", self.factors),
+            ("RUNS", self.tokens / self.run),
+            ("TILE_BLOCKS", self.tokens.ilog2() as usize - 3),
+            ("SLAB_TILES", self.key_tiles() / self.slabs),
+            ("PAIR_ROUNDS", pairs),
+            ("PRODUCT_ROUNDS", small),
             ("BLOCK", BLOCK),
-            ("BLOCKS", self.substeps / BLOCK),
             (
                 "MERGES",
                 (self.substeps / BLOCK).next_power_of_two().ilog2() as usize,
+            ),
+            (
+                "MERGE_ROUNDS",
+                (self.substeps / self.units.edge)
+                    .pow(2)
+                    .div_ceil(8)
+                    .div_ceil(self.pairs_threads() / self.units.subgroup),
             ),
         ]
     }
@@ -510,9 +536,8 @@ impl MatrixShape {
                 ("SUBGROUPS", self.pairs_threads() / self.units.subgroup),
                 ("RUN", self.run),
                 ("SLABS", self.slabs),
-                ("SHARES", self.shares),
+                ("ALL_CHANNELS", usize::from(self.key_pad == self.key_dim)),
             ]),
-            Pass::MatrixSolve => {}
             Pass::MatrixScanWide => out.extend([
                 ("VB", self.columns),
                 ("THREADS", self.scan_threads()),

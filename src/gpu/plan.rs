@@ -95,19 +95,41 @@ impl Step {
     /// The words of scratch memory that hold float32, and those that hold float16 (the matrix tier's alone). They
     /// are bindings of their own, so the second starts where any device lets a binding start.
     pub fn scratch_parts(&self, shape: &ChunkShape) -> (Range<u64>, Range<u64>) {
-        let count = (self.chunks * self.heads.len()) as u64;
-        match &shape.matrix {
-            None => {
-                let words = count * shape.stride as u64;
-                (0..words, words..words)
-            }
-            Some(matrix) => {
-                let words = count * matrix.floats() as u64;
-                let start = words.next_multiple_of(64);
-                (0..words, start..start + count * matrix.halves() as u64)
-            }
+        scratch_parts(shape, (self.chunks * self.heads.len()) as u64)
+    }
+}
+
+/// The same for so many chunks of a head.
+fn scratch_parts(shape: &ChunkShape, chunk_heads: u64) -> (Range<u64>, Range<u64>) {
+    match &shape.matrix {
+        None => {
+            let words = chunk_heads * shape.stride as u64;
+            (0..words, words..words)
+        }
+        Some(matrix) => {
+            let words = matrix.floats(chunk_heads);
+            let start = words.next_multiple_of(64);
+            (
+                0..words,
+                start..start + chunk_heads * matrix.halves() as u64,
+            )
         }
     }
+}
+
+/// How many chunks of a head fit so many bytes of scratch memory.
+fn chunk_heads_in(shape: &ChunkShape, bytes: u64) -> usize {
+    // The size grows with the number, by no less than `stride`.
+    let (mut fits, mut beyond) = (0, bytes / (shape.stride as u64 * 4) + 1);
+    while beyond - fits > 1 {
+        let middle = fits + (beyond - fits) / 2;
+        if scratch_parts(shape, middle).1.end * 4 <= bytes {
+            fits = middle;
+        } else {
+            beyond = middle;
+        }
+    }
+    fits as usize
 }
 
 /// The chunk size for a problem: what was asked for, or the largest whose triangle has at most 64 rows.
@@ -205,12 +227,9 @@ pub fn steps(
     has_initial: bool,
     continues: bool,
 ) -> Result<Vec<Step>> {
-    let chunk_bytes = shape.stride as u64 * 4;
-    // (Up to an alignment may lie between the matrix tier's two parts of scratch memory.)
-    let gap = if shape.matrix.is_some() { 256 } else { 0 };
-    let chunk_heads =
-        (bounds.scratch.min(bounds.binding).saturating_sub(gap) / chunk_bytes) as usize;
+    let chunk_heads = chunk_heads_in(shape, bounds.scratch.min(bounds.binding));
     if chunk_heads == 0 {
+        let chunk_bytes = scratch_parts(shape, 1).1.end * 4;
         return Err(Error::unsupported(
             "scratch memory for one chunk of one head",
             format!("{chunk_bytes} bytes"),

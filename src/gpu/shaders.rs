@@ -26,11 +26,9 @@ pub enum Pass {
     Join,
     /// Decode.
     Decode,
-    /// Matrix tier, prefill 1: decayed rows, `L` and `A`.
+    /// Matrix tier, prefill 1: decayed rows, `(I + L)^-1` and `A (I + L)^-1`.
     MatrixPairs,
-    /// Matrix tier, prefill 2: what a chunk does to the state.
-    MatrixSolve,
-    /// Matrix tier, prefill 3: the states and outputs.
+    /// Matrix tier, prefill 2: the states and outputs.
     MatrixScan,
     /// The same where workgroups are many, see [`MatrixShape::wide`].
     MatrixScanWide,
@@ -38,7 +36,7 @@ pub enum Pass {
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 11] = [
+    pub const ALL: [Pass; 10] = [
         Pass::Pack,
         Pass::Pairs,
         Pass::Solve,
@@ -47,7 +45,6 @@ impl Pass {
         Pass::Join,
         Pass::Decode,
         Pass::MatrixPairs,
-        Pass::MatrixSolve,
         Pass::MatrixScan,
         Pass::MatrixScanWide,
     ];
@@ -56,7 +53,7 @@ impl Pass {
     pub fn is_matrix(self) -> bool {
         matches!(
             self,
-            Pass::MatrixPairs | Pass::MatrixSolve | Pass::MatrixScan | Pass::MatrixScanWide
+            Pass::MatrixPairs | Pass::MatrixScan | Pass::MatrixScanWide
         )
     }
 
@@ -71,7 +68,6 @@ impl Pass {
             Pass::Join => "prefill_join",
             Pass::Decode => "decode",
             Pass::MatrixPairs => "matrix_pairs",
-            Pass::MatrixSolve => "matrix_solve",
             Pass::MatrixScan => "matrix_scan",
             Pass::MatrixScanWide => "matrix_scan_wide",
         }
@@ -166,11 +162,6 @@ pub fn bindings(pass: Pass, variant: Variant) -> Vec<(Binding, Access)> {
             add(&keys);
             add(&[(Binding::Scratch, Write), (Binding::Halves, Write)]);
         }
-        Pass::MatrixSolve => add(&[
-            (Binding::Table, Read),
-            (Binding::Scratch, Write),
-            (Binding::Halves, Write),
-        ]),
         Pass::MatrixScan | Pass::MatrixScanWide => add(&[
             (Binding::Table, Read),
             (Binding::V, Read),
@@ -278,8 +269,8 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             matrix_chunk,
             norms,
             part!("matrix_pairs"),
+            part!("matrix_solve"),
         ],
-        Pass::MatrixSolve => vec![matrix, tile, params, matrix_chunk, part!("matrix_solve")],
         Pass::MatrixScan | Pass::MatrixScanWide => vec![
             matrix,
             element,
@@ -601,7 +592,7 @@ impl ChunkShape {
             shared_rows: 0,
             fold_channels: 0,
             tail: 0,
-            stride: matrix.floats() + matrix.halves(),
+            stride: matrix.stride(),
             matrix: Some(matrix),
         })
     }
