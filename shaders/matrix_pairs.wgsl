@@ -106,6 +106,44 @@ fn least_of(x: vec4<f32>) -> f32 {
   return min(y.x, y.y);
 }
 
+// What a token's decay and vectors are made of, four channels of each operand as they lie in memory.
+struct StoredToken {
+  q: Stored,
+  g: Stored,
+  x1: Stored,
+  x2: Stored,
+  k: array<Stored, 4>,  // [FACTORS]
+}
+
+fn stored_token_at(token: u32, h: u32, d: u32) -> StoredToken {
+  var stored: StoredToken;
+  stored.q = q_stored_four(key_row(token, h), d);
+  if (DECAY == 1u) {
+    stored.g = Stored(g_stored(token * params.value_heads + h));
+  }
+  if (DECAY == 2u) {
+    stored.g = g_stored_four(value_row(token, h), d);
+  }
+  if (needs_k(READ_0) || needs_k(READ_1) || needs_k(WRITE_0) || needs_k(WRITE_1)) {
+    for (var i = 0u; i < FACTORS; i++) {  // unrolled
+      stored.k[i] = k_stored_four(key_row(token * FACTORS + i, h), d);
+    }
+  }
+  if (needs_x1(READ_0) || needs_x1(READ_1) || needs_x1(WRITE_0) || needs_x1(WRITE_1)) {
+    stored.x1 = x1_stored_four(x1_row(READ_0, token, h), d);
+  }
+  if (READ_0 == VECTOR_B || READ_1 == VECTOR_B || WRITE_0 == VECTOR_B || WRITE_1 == VECTOR_B) {
+    stored.x2 = x2_stored_four(key_row(token, h), d, K);
+  }
+  return stored;
+}
+
+// The vector with this code of sub-step i.
+fn vector_of_stored(code: u32, stored: StoredToken, t: u32, i: u32, d: u32) -> vec4<f32> {
+  let k4 = vec4<f32>(stored.k[i / PATTERN]);
+  return vector_of(code, k4, vec4<f32>(stored.x1), vec4<f32>(stored.x2), t, i, d);
+}
+
 // From the start of the chunk to run `run`.
 fn start_at(slab: u32, run: u32, quad: u32) -> u32 {
   return TOTALS_SIZE + (slab * (RUNS + 1u) + run) * QUADS + quad;

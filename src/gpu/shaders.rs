@@ -212,6 +212,17 @@ macro_rules! part {
     };
 }
 
+/// The same for the matrix tier, which no browser has.
+macro_rules! matrix_part {
+    ($name:literal) => {
+        if cfg!(target_arch = "wasm32") {
+            ""
+        } else {
+            part!($name)
+        }
+    };
+}
+
 /// The WGSL text of a pass; its entry point is `main`.
 pub fn source(pass: Pass, variant: Variant) -> String {
     let element = match variant.element {
@@ -248,12 +259,12 @@ pub fn source(pass: Pass, variant: Variant) -> String {
     let content = part!("content");
     let norms = part!("norms");
     let (matrix, tile, matrix_chunk) = (
-        part!("matrix"),
+        matrix_part!("matrix"),
         match variant.edge {
-            8 => part!("matrix_tile_8"),
-            _ => part!("matrix_tile_16"),
+            8 => matrix_part!("matrix_tile_8"),
+            _ => matrix_part!("matrix_tile_16"),
         },
-        part!("matrix_chunk"),
+        matrix_part!("matrix_chunk"),
     );
     let parts = match pass {
         Pass::MatrixPairs => vec![
@@ -268,8 +279,8 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             rule,
             matrix_chunk,
             norms,
-            part!("matrix_pairs"),
-            part!("matrix_solve"),
+            matrix_part!("matrix_pairs"),
+            matrix_part!("matrix_solve"),
         ],
         Pass::MatrixScan | Pass::MatrixScanWide => vec![
             matrix,
@@ -281,11 +292,11 @@ pub fn source(pass: Pass, variant: Variant) -> String {
             outputs,
             content,
             matrix_chunk,
-            part!("matrix_scan_common"),
+            matrix_part!("matrix_scan_common"),
             if pass == Pass::MatrixScan {
-                part!("matrix_scan")
+                matrix_part!("matrix_scan")
             } else {
-                part!("matrix_scan_wide")
+                matrix_part!("matrix_scan_wide")
             },
         ],
         Pass::Pack => vec![params, part!("pack")],
