@@ -1,4 +1,4 @@
-// Matrix tier, pass 3 of 3, sequential over the chunks of a sequence, parallel over sequences, heads and blocks of
+// Matrix tier, pass 2 of 2, sequential over the chunks of a sequence, parallel over sequences, heads and blocks of
 // VB value columns (columns of S are independent). Per chunk
 //
 //   (X; Y) = left S                          [R + C, VB]

@@ -1,18 +1,23 @@
-// Matrix tier, pass 3 of 3, where workgroups are many: what matrix_scan.wgsl does (see there), cut by columns alone. A
+// Matrix tier, pass 2 of 2, where workgroups are many: what matrix_scan.wgsl does (see there), cut by columns alone. A
 // subgroup owns EDGE value columns and takes all rows of their products, so that it loads each tile of a right operand
 // once and exchanges what lies between the products with nobody. Workgroups of 64 columns share each chunk's `left`, `lower`
 // and `writes`.
 
-// Subgroups of a workgroup, and lanes of each.
-override GROUPS: u32 = VB / EDGE;
+// Subgroups of a workgroup, SHARE of which own a tile of columns and deal out its rows' tiles, and lanes of each.
+override SHARE: u32 = 1u;
+override GROUPS: u32 = VB / EDGE * SHARE;
 override LANES: u32 = 32u;
 // Between products a lane has four columns of EACH successive rows of every tile.
 override QUADS: u32 = EDGE / 4u;
 override EACH: u32 = EDGE * QUADS / LANES;
 override LEVELS: u32 = firstTrailingBit(LANES / QUADS);
-override STATE_ITEMS: u32 = KEY_TILES * EACH;
-override STEP_ITEMS: u32 = LOWER_TILES * EACH;
-override TOKEN_TILES: u32 = CHUNK / EDGE;
+// Tiles of a subgroup: number i is number i SHARE + (its number among those that share) of all.
+override OWN_KEYS: u32 = KEY_TILES / SHARE;
+override OWN_LOWER: u32 = LOWER_TILES / SHARE;
+override OWN_TOKENS: u32 = CHUNK / EDGE / SHARE;
+override OWN_ROWS: u32 = OWN_LOWER + OWN_TOKENS;
+override STATE_ITEMS: u32 = OWN_KEYS * EACH;
+override STEP_ITEMS: u32 = OWN_LOWER * EACH;
 // `left`, `lower` and `writes` pass through workgroup memory in turn, in PARTS parts a chunk: columns of the first two, rows of
 // the last. Part s waits for its turn in registers, and part s + AHEAD is asked for as soon as it has left them: NVIDIA's
 // compiler, driver 580, has one counter for all loads of a thread that are under way, so that waiting for one of them is
@@ -40,18 +45,20 @@ override PART_ROUNDS: u32 = (max(max(LEFT_VECTORS, LOWER_VECTORS), WRITE_VECTORS
 override PART_SIZE: u32 =
   max(max((R + CHUNK) * LEFT_PITCH, (R + CHUNK) * LOWER_PITCH), WRITE_STEPS * EDGE * WRITE_PITCH);
 override DECAY_ROUNDS: u32 = (KEY_QUADS + THREADS - 1u) / THREADS;
-// A subgroup's right operand lies by rows, and so does a tile of sums on its way to the lanes that own it: with rows of
-// three times 16 bytes and of 96, no two lanes of an access meet in a bank.
-override OPERAND_PITCH: u32 = QUADS + 2u;
+// A right operand lies by rows, and so does a tile of sums on its way to the lanes that own it: with rows of three times 16
+// bytes and of 96, no two lanes of an access meet in a bank. (Where subgroups share columns, there is no room for the former.)
+override OPERAND_PITCH: u32 = QUADS + select(2u, 0u, SHARE > 1u);
 override SUMS_PITCH: u32 = QUADS + 2u;
 override OPERAND_SIZE: u32 = max(KP, R) * OPERAND_PITCH;
 override SUMS_SIZE: u32 = EDGE * SUMS_PITCH;
-override ALL_OPERANDS: u32 = GROUPS * OPERAND_SIZE;
+override ALL_OPERANDS: u32 = VB / EDGE * OPERAND_SIZE;
 override ALL_SUMS: u32 = GROUPS * SUMS_SIZE;
+override ALL_PEAKS: u32 = GROUPS * QUADS;
 
 var<workgroup> part: array<vec4<f16>, PART_SIZE>;       // of `left`, `lower` or `writes`
-var<workgroup> operand: array<vec4<f16>, ALL_OPERANDS>; // S [K][EDGE], then Z - X, then U [R][EDGE], of each subgroup
+var<workgroup> operand: array<vec4<f16>, ALL_OPERANDS>; // S [K][EDGE], then Z - X, then U [R][EDGE], of each tile
 var<workgroup> sums: array<vec4<f32>, ALL_SUMS>;        // a tile of each subgroup
+var<workgroup> peaks: array<vec4<f32>, ALL_PEAKS>;      // the largest of each subgroup's S and Z, by columns
 var<workgroup> decays: array<vec4<f32>, KEY_QUADS>;     // of the whole chunk
 
 // How part `s` of a chunk lies: vectors a row, their distance in scratch memory and in workgroup memory, all vectors, and where
@@ -97,6 +104,11 @@ fn store_part(s: u32, lid: u32, y: u32, x: vec4<f16>) {
   }
 }
 
+// Which of the tiles of (X; Y) or (U; O) number `r` of a subgroup is.
+fn row_tile(r: u32, own: u32) -> u32 {
+  return select(LOWER_TILES + (r - OWN_LOWER) * SHARE, r * SHARE, r < OWN_LOWER) + own;
+}
+
 // The step that row `row` of the contents is of its token: known here where that depends on the `j`th row of a lane alone.
 fn step_of(row: u32, j: u32) -> u32 {
   return select(row % N, j % N, EACH % N == 0u);
@@ -124,16 +136,17 @@ fn main(
   let origin = piece.w / 4u * params.value_heads + h;
   let target_state = piece.z * params.value_heads + h;
   let quad = lane % QUADS;
-  let my_row = lane / QUADS * EACH;
-  let c = select(block, block - VALUE_BLOCKS, identity) * VB + subgroup * EDGE + quad * 4u;  // the first of the lane's columns
-  let operand_at = subgroup * OPERAND_SIZE;
+  let own = subgroup % SHARE;
+  let my_row = own * EDGE + lane / QUADS * EACH;  // in the first of the subgroup's tiles
+  let c = select(block, block - VALUE_BLOCKS, identity) * VB + subgroup / SHARE * EDGE + quad * 4u;  // the first of the lane's columns
+  let operand_at = subgroup / SHARE * OPERAND_SIZE;
   let sums_at = subgroup * SUMS_SIZE;
   let my_operand = operand_at + my_row * OPERAND_PITCH + quad;
-  let my_sums = sums_at + my_row * SUMS_PITCH + quad;
+  let my_sums = sums_at + lane / QUADS * EACH * SUMS_PITCH + quad;
 
-  var kept: array<vec4<f32>, 32>;        // S [KEY_TILES][EACH]
+  var kept: array<vec4<f32>, 32>;        // S [OWN_KEYS][EACH]
   for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
-    let d = y / EACH * EDGE + my_row + y % EACH;
+    let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
     for (var i = 0u; i < 4u; i++) {  // unrolled
       var s = 0.0;
       if (state_source == SOURCE_IDENTITY) {
@@ -152,9 +165,9 @@ fn main(
 
   // What the next parts and the next chunk need is asked for while others are computed with.
   var coming: array<vec4<f16>, 64>;      // [AHEAD][PART_ROUNDS]
-  var stored: array<StoredFour, 16>;     // [LOWER_TILES][EACH]
+  var stored: array<StoredFour, 16>;     // [OWN_LOWER][EACH]
   var decay: array<vec4<f32>, 4>;        // [DECAY_ROUNDS]
-  var acc: array<MatrixSum, 32>;         // [ROW_TILES or KEY_TILES]
+  var acc: array<MatrixSum, 32>;         // [OWN_ROWS or OWN_KEYS]
   let last = max(piece.x + piece.y, 1u) - 1u;
   var halves_at = halves_base(piece.x, head);
   var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
@@ -169,7 +182,7 @@ fn main(
       }
     }
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
-      let row = y / EACH * EDGE + my_row + y % EACH;
+      let row = y / EACH * SHARE * EDGE + my_row + y % EACH;
       stored[y] = stored_four_at(rows.x + min(row / N, rows.y - 1u), step_of(row, y % EACH), h, c);
     }
     for (var y = 0u; y < DECAY_ROUNDS; y++) {  // unrolled
@@ -189,10 +202,10 @@ fn main(
     // (What all write and all read is separated by the barriers of what comes between, where none stands beside it: a tile of
     // sums goes to its lanes between two.)
     // Contents, the powers of two of the columns, and S as float16 over them.
-    var z: array<vec4<f32>, 16>;         // [LOWER_TILES][EACH]
+    var z: array<vec4<f32>, 16>;         // [OWN_LOWER][EACH]
     var peak = vec4<f32>();
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
-      let row = y / EACH * EDGE + my_row + y % EACH;
+      let row = y / EACH * SHARE * EDGE + my_row + y % EACH;
       let there = vec4<bool>(row / N < count && !identity) & (vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(V));
       z[y] = select(vec4<f32>(), four_of(stored[y], step_of(row, y % EACH)), there);
       peak = max(peak, abs(z[y]));
@@ -203,14 +216,23 @@ fn main(
     for (var i = 0u; i < LEVELS; i++) {  // unrolled
       peak = max(peak, subgroupShuffleXor(peak, QUADS << i));
     }
+    if (SHARE > 1u) {
+      if (lane < QUADS) {
+        peaks[subgroup * QUADS + quad] = peak;
+      }
+      workgroupBarrier();
+      for (var i = 0u; i < SHARE; i++) {  // unrolled
+        peak = max(peak, peaks[(subgroup / SHARE * SHARE + i) * QUADS + quad]);
+      }
+    }
     let unit = vec4<f32>(unit_from(peak.x), unit_from(peak.y), unit_from(peak.z), unit_from(peak.w));
     let up = vec4<f32>(inverse_power(unit.x), inverse_power(unit.y), inverse_power(unit.z), inverse_power(unit.w));
     for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
-      operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * up);
+      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * up);
     }
 
     // (X; Y).
-    for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+    for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
       acc[r] = MatrixSum();
     }
     for (var number = 0u; number < LEFT_PARTS; number++) {  // unrolled
@@ -228,8 +250,8 @@ fn main(
       for (var x = 0u; x < LEFT_ACROSS; x++) {  // unrolled
         let k = number * LEFT_ACROSS + x;
         let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
-        for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
-          let a = coopLoadT<MatrixLeft>(&part[r * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
+        for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
+          let a = coopLoadT<MatrixLeft>(&part[row_tile(r, own) * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
           acc[r] = coopMultiplyAdd(a, b, acc[r]);
         }
       }
@@ -238,7 +260,7 @@ fn main(
     // Z - X; Z is over the reads' power, as B is.
     let z_unit = inverse_power(powers.y);
     var passed: array<vec4<f32>, 32>;
-    for (var r = 0u; r < LOWER_TILES; r++) {  // unrolled
+    for (var r = 0u; r < OWN_LOWER; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
       acc[r] = MatrixSum();
       workgroupBarrier();
@@ -249,11 +271,11 @@ fn main(
     }
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
       let x = (z[y] * up * z_unit - passed[y]) * residual_unit;
-      operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(x);
+      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(x);
     }
     // Y in the units of (A T) (Z - X).
-    for (var t = 0u; t < TOKEN_TILES; t++) {  // unrolled
-      acc[LOWER_TILES + t] = residual_unit * inverse_power(powers.y) * acc[LOWER_TILES + t];
+    for (var t = 0u; t < OWN_TOKENS; t++) {  // unrolled
+      acc[OWN_LOWER + t] = residual_unit * inverse_power(powers.y) * acc[OWN_LOWER + t];
     }
 
     // (U; O). T is lower triangular, and a token sees no sub-steps after its own.
@@ -277,7 +299,7 @@ fn main(
           decay[y] = floats[next_floats + WHOLE_DECAY / 4u + min(lid + y * THREADS, KEY_QUADS - 1u)];
         }
         for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
-          let row = y / EACH * EDGE + my_row + y % EACH;
+          let row = y / EACH * SHARE * EDGE + my_row + y % EACH;
           stored[y] = stored_four_at(next_rows.x + min(row / N, next_rows.y - 1u), step_of(row, y % EACH), h, c);
         }
       }
@@ -285,11 +307,11 @@ fn main(
       for (var x = 0u; x < LOWER_ACROSS; x++) {  // unrolled
         let k = number * LOWER_ACROSS + x;
         let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
-        for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+        for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
           // (naga takes no matrix load under a condition in which a variable stands, but in a loop.)
-          let some = ((r < LOWER_TILES) & (k <= r)) | ((r >= LOWER_TILES) & (k + N * LOWER_TILES < N * (r + 1u)));
+          let some = ((r < OWN_LOWER) & (k < (r + 1u) * SHARE)) | ((r >= OWN_LOWER) & (k + N * SHARE * OWN_LOWER < N * SHARE * (r + 1u)));
           for (var once = 0u; once < u32(some); once++) {  // if
-            let a = coopLoadT<MatrixLeft>(&part[r * EDGE * LOWER_PITCH + x * QUADS], LOWER_PITCH);
+            let a = coopLoadT<MatrixLeft>(&part[row_tile(r, own) * EDGE * LOWER_PITCH + x * QUADS], LOWER_PITCH);
             acc[r] = coopMultiplyAdd(a, b, acc[r]);
           }
         }
@@ -300,7 +322,7 @@ fn main(
     rows = next_rows;
     next_rows = table[min(chunk + 2u, last)].xy;
 
-    for (var r = 0u; r < ROW_TILES; r++) {  // unrolled
+    for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
       workgroupBarrier();
       for (var j = 0u; j < EACH; j++) {  // unrolled
@@ -309,15 +331,15 @@ fn main(
       workgroupBarrier();
     }
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
-      operand[my_operand + (y / EACH * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(passed[y] * powers.x);
+      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(passed[y] * powers.x);
     }
     if (!TRANSITION) {
       let o_unit = params.scale * powers.w * powers.y * inverse_power(residual_unit);
-      for (var r = 0u; r < TOKEN_TILES; r++) {  // unrolled
+      for (var r = 0u; r < OWN_TOKENS; r++) {  // unrolled
         for (var j = 0u; j < EACH; j++) {  // unrolled
-          let t = r * EDGE + my_row + j;
+          let t = r * SHARE * EDGE + my_row + j;
           if (t < count) {
-            let x = passed[(LOWER_TILES + r) * EACH + j];
+            let x = passed[(OWN_LOWER + r) * EACH + j];
             o_store_four(((first + t) * params.value_heads + h) * V, c, x * unit * o_unit);
           }
         }
@@ -325,7 +347,7 @@ fn main(
     }
 
     // What the chunk adds to the state.
-    for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
+    for (var r = 0u; r < OWN_KEYS; r++) {  // unrolled
       acc[r] = MatrixSum();
     }
     for (var number = 0u; number < WRITE_PARTS; number++) {  // unrolled
@@ -344,18 +366,18 @@ fn main(
       for (var x = 0u; x < WRITE_STEPS; x++) {  // unrolled
         let k = number * WRITE_STEPS + x;
         let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
-        for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
-          let a = coopLoad<MatrixLeft>(&part[x * EDGE * WRITE_PITCH + r * QUADS], WRITE_PITCH);
+        for (var r = 0u; r < OWN_KEYS; r++) {  // unrolled
+          let a = coopLoad<MatrixLeft>(&part[x * EDGE * WRITE_PITCH + (r * SHARE + own) * QUADS], WRITE_PITCH);
           acc[r] = coopMultiplyAdd(a, b, acc[r]);
         }
       }
     }
     let back = powers.y * inverse_power(powers.x) * inverse_power(residual_unit) * powers.z * unit;
-    for (var r = 0u; r < KEY_TILES; r++) {  // unrolled
+    for (var r = 0u; r < OWN_KEYS; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
       workgroupBarrier();
       for (var j = 0u; j < EACH; j++) {  // unrolled
-        let d = r * EDGE + my_row + j;
+        let d = r * SHARE * EDGE + my_row + j;
         kept[r * EACH + j] = kept[r * EACH + j] * decays[d / 4u][d % 4u] + sums[my_sums + j * SUMS_PITCH] * back;
       }
       workgroupBarrier();
@@ -369,7 +391,7 @@ fn main(
     return;
   }
   for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
-    let d = y / EACH * EDGE + my_row + y % EACH;
+    let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
     for (var i = 0u; i < 4u; i++) {  // unrolled
       let s = kept[y][i];
       if (state_source == SOURCE_IDENTITY) {

@@ -187,7 +187,7 @@ fn operands_in_parts_and_columns_of_all_kinds() {
         .expect("an adapter");
     let units = MatrixUnits::of(&found).expect("matrix units");
     let (mut parts, mut columns) = (Vec::new(), Vec::new());
-    for (key_dim, value_dim) in [(64, 64), (48, 40), (128, 36)] {
+    for (key_dim, value_dim) in [(64, 64), (48, 40), (128, 36), (32, 32)] {
         for memory in [16 << 10, 20 << 10, 24 << 10, 32 << 10] {
             let limits = wgpu::Limits {
                 max_compute_workgroup_storage_size: memory,

@@ -1,6 +1,7 @@
 //! The matrix tier: products on the adapter's matrix units (float16 operands, float32 sums and state), where the
 //! adapter has them. What it needs of a device, and how its passes cut the work.
 
+use super::segments;
 use super::shaders::Pass;
 use crate::error::{Error, Result};
 use crate::problem::Problem;
@@ -61,6 +62,8 @@ pub struct MatrixShape {
     pub columns: usize,
     /// Whether a subgroup of the scan owns a tile of columns ([`Pass::MatrixScanWide`]), or subgroups share them.
     pub wide: bool,
+    /// Subgroups of a wide scan that share a tile of columns.
+    pub share: usize,
     /// Subgroups of the scan.
     pub groups: usize,
     /// Parts in which the scan takes a chunk's `left` through workgroup memory, `lower` and `writes`.
@@ -77,9 +80,9 @@ pub struct MatrixShape {
 
 /// Threads of the scan, where it is not wide.
 const SCAN_THREADS: usize = 256;
-/// Forms of the scan: value columns a workgroup, whether it is wide, and how long a workgroup takes, relatively, as timed
-/// (`benches/NOTES.md`).
-const FORMS: [(usize, bool, f64); 3] = [(16, false, 1.0), (32, false, 1.85), (64, true, 1.9)];
+/// Forms of the scan: value columns a workgroup; where it is wide, subgroups that share a tile of columns, else 0; and how long
+/// a workgroup takes, relatively, as timed (`benches/NOTES.md`).
+const FORMS: [(usize, usize, f64); 3] = [(16, 0, 1.0), (32, 0, 1.85), (64, 2, 1.88)];
 /// Rows and columns of a block that the pairs pass inverts by substitution.
 const BLOCK: usize = 16;
 
@@ -96,14 +99,18 @@ impl MatrixShape {
         limits: &wgpu::Limits,
         width: usize,
     ) -> Result<Self> {
-        let time = |&(columns, _, each): &(usize, bool, f64)| {
-            let groups = problem.value_dim.div_ceil(columns) * problem.value_heads;
-            (groups * problem.sequences()).div_ceil(width.max(1)) as f64 * each
+        let pieces: Vec<_> = (0..problem.sequences())
+            .map(|i| problem.sequence(i).len().div_ceil(tokens))
+            .collect();
+        let time = |&(columns, _, each): &(usize, usize, f64)| {
+            let blocks = |all: usize| all.div_ceil(columns) * problem.value_heads;
+            let (values, keys) = (blocks(problem.value_dim), blocks(problem.key_dim));
+            each * segments::least_cost(values, values + keys, pieces.clone(), width)
         };
         let mut forms = FORMS;
         forms.sort_by(|a, b| time(a).total_cmp(&time(b)));
-        let shape = |&(columns, wide, _): &(usize, bool, f64)| {
-            Self::with_columns(problem, tokens, units, limits, width, columns, wide)
+        let shape = |&(columns, share, _): &(usize, usize, f64)| {
+            Self::with_columns(problem, tokens, units, limits, width, columns, share)
         };
         forms
             .iter()
@@ -118,8 +125,9 @@ impl MatrixShape {
         limits: &wgpu::Limits,
         width: usize,
         columns: usize,
-        wide: bool,
+        share: usize,
     ) -> Result<Self> {
+        let wide = share > 0;
         let factors = problem.rule.update().factors;
         let n = problem.rule.update().substeps();
         let substeps = n * tokens;
@@ -137,8 +145,9 @@ impl MatrixShape {
             key_pad: problem.key_dim.next_multiple_of(16),
             columns,
             wide,
+            share: share.max(1),
             groups: if wide {
-                columns / units.edge
+                columns / units.edge * share
             } else {
                 SCAN_THREADS / units.subgroup
             },
@@ -299,7 +308,12 @@ impl MatrixShape {
     fn items(&self) -> [usize; 3] {
         let edge = self.units.edge;
         let each = edge * edge / 4 / self.units.subgroup;
-        [each, self.key_tiles() * each, self.substeps / edge * each]
+        let tiles = [
+            1,
+            self.key_tiles() / self.share,
+            self.substeps / edge / self.share,
+        ];
+        tiles.map(|tiles| tiles * each)
     }
 
     /// Vectors that a thread of the wide scan takes of a part, at most.
@@ -355,6 +369,10 @@ impl MatrixShape {
     /// Whether what an invocation of the scan holds fits the arrays of its shader.
     fn fits_registers(&self) -> bool {
         let steps = self.substeps / self.units.edge;
+        let tiles = [self.substeps, self.tokens, self.key_pad].map(|rows| rows / self.units.edge);
+        if tiles.iter().any(|tiles| !tiles.is_multiple_of(self.share)) {
+            return false;
+        }
         let pairs = self.pairs_rounds().into_iter().all(|rounds| rounds <= 32)
             && self.solve_rounds().into_iter().all(|rounds| rounds <= 16);
         if self.wide {
@@ -416,9 +434,11 @@ impl MatrixShape {
                 .map(|[rows, quads]| rows * 2 * ((quads / 2) | 1));
             let part = parts.into_iter().max().unwrap_or(0);
             let pitch = self.units.edge / 4 + 2;
-            let operand = self.key_pad.max(self.substeps) * pitch;
+            let unpadded = if self.share > 1 { 2 } else { 0 };
+            let operand = self.key_pad.max(self.substeps) * (pitch - unpadded);
             return 8 * part
-                + self.groups * (8 * operand + 16 * self.units.edge * pitch)
+                + self.groups / self.share * 8 * operand
+                + self.groups * 16 * (self.units.edge * pitch + self.units.edge / 4)
                 + 4 * self.key_pad;
         }
         let parts = self
@@ -483,9 +503,14 @@ impl MatrixShape {
             ("LOWER_ACROSS", steps / self.parts[1]),
             ("WRITE_STEPS", steps / self.parts[2]),
             ("LOWER_TILES", steps),
-            ("TOKEN_TILES", self.tokens / edge),
-            ("ROW_TILES", (self.substeps + self.tokens) / edge),
-            ("KEY_TILES", self.key_tiles()),
+            ("SHARE", self.share),
+            ("OWN_KEYS", self.key_tiles() / self.share),
+            ("OWN_LOWER", steps / self.share),
+            ("OWN_TOKENS", self.tokens / edge / self.share),
+            (
+                "OWN_ROWS",
+                (self.substeps + self.tokens) / edge / self.share,
+            ),
             ("EACH", each),
             ("STATE_ITEMS", state_items),
             ("STEP_ITEMS", step_items),
@@ -542,6 +567,7 @@ impl MatrixShape {
                 ("VB", self.columns),
                 ("THREADS", self.scan_threads()),
                 ("LANES", self.units.subgroup),
+                ("SHARE", self.share),
                 ("LEFT_PARTS", self.parts[0]),
                 ("LOWER_PARTS", self.parts[1]),
                 ("WRITE_PARTS", self.parts[2]),

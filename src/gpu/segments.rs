@@ -91,6 +91,26 @@ impl Cut {
     }
 }
 
+/// How long a scan takes at least by the model, cut or not, in chunks of a workgroup: with so many workgroups for the
+/// values and for the transitions of a chunk of all heads, of pieces of so many chunks.
+pub fn least_cost(values: usize, transitions: usize, pieces: Vec<usize>, width: usize) -> f64 {
+    let load = Load {
+        values,
+        transitions,
+        pieces,
+    };
+    let longest = load.longest();
+    // (Of equal pieces, full waves.)
+    let work = load.pieces.iter().sum::<usize>() * values;
+    let plain = work.div_ceil((longest * width).max(1)) * longest;
+    (2..=MOST.min(longest / SHORTEST))
+        .map(|segments| Cut {
+            length: longest.div_ceil(segments),
+        })
+        .map(|cut| load.cost(Some(cut), width))
+        .fold(plain as f64, f64::min)
+}
+
 /// Bytes that a slot takes: a state and a transition for each value head.
 pub fn slot_bytes(problem: &Problem) -> u64 {
     let k = problem.key_dim;
@@ -191,6 +211,16 @@ mod tests {
         assert_eq!(load.cost(Some(Cut { length: 10 }), 1000), 30.0);
         // Ninety chunks of sixteen workgroups each, then a hundred of eight.
         assert_eq!(load.cost(Some(Cut { length: 10 }), 8), 180.0 + 10.0 + 100.0);
+    }
+
+    #[test]
+    fn the_least_cost_is_that_of_full_waves_or_of_the_best_cut() {
+        // Three workgroups on a device of two take two waves; of one chunk nothing can be cut.
+        assert_eq!(least_cost(3, 6, vec![1], 2), 2.0);
+        assert_eq!(least_cost(3, 6, vec![], 2), 0.0);
+        // 16 workgroups on a device of 128: eight segments of 128, of which the first run has 7 x 32 workgroups.
+        assert_eq!(least_cost(16, 32, vec![1024], 128), 224.0 + 8.0 + 128.0);
+        assert_eq!(least_cost(128, 256, vec![512], 128), 512.0);
     }
 
     #[test]
