@@ -458,16 +458,22 @@ fn main(
         }
       }
       for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
-        let tile = tiles[i];
-        let query = tile.x >= LOWER_TILES;
-        let at = select(
-          lower_at(tile.x * EDGE, tile.y * EDGE / 4u),
-          MASKED_AT + (tile.x - LOWER_TILES) * EDGE * MASKED_PITCH + tile.y * EDGE / 4u,
-          query,
-        );
-        let pitch = select(BLOCK_PITCH, MASKED_PITCH, query);
-        acc[i] = select(triangle_power, masked_power, query) * acc[i];
-        coopStoreT(acc[i], &space[at], pitch);
+        acc[i] = select(triangle_power, masked_power, tiles[i].x >= LOWER_TILES) * acc[i];
+        // (naga takes no cooperative call under a condition that differs among subgroups, but in a loop.)
+        for (var once = 0u; once < u32(tiles[i].x >= LOWER_TILES); once++) {
+          let at = MASKED_AT + (tiles[i].x - LOWER_TILES) * EDGE * MASKED_PITCH + tiles[i].y * EDGE / 4u;
+          coopStoreT(acc[i], &space[at], MASKED_PITCH);
+        }
+      }
+      if (APART) {
+        workgroupBarrier();
+        keep_masked(lid);
+        workgroupBarrier();
+      }
+      for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
+        for (var once = 0u; once < u32(tiles[i].x < LOWER_TILES); once++) {
+          coopStoreT(acc[i], &space[lower_at(tiles[i].x * EDGE, tiles[i].y * EDGE / 4u)], BLOCK_PITCH);
+        }
       }
     } else {
       // The least decay over half of a smaller block.
@@ -661,7 +667,13 @@ fn main(
       }
       storageBarrier();
       workgroupBarrier();
-      take_triangles(triangles_at, lid);
+      take_masked(triangles_at, lid);
+      if (APART) {
+        workgroupBarrier();
+        keep_masked(lid);
+        workgroupBarrier();
+      }
+      take_triangle(triangles_at, lid);
     }
     workgroupBarrier();
     let unit = solve(halves_at, bound, words, lid, lane, subgroup);
@@ -673,5 +685,9 @@ fn main(
       atomicStore(&least[lid], 0x3f800000u);
     }
     words ^= 8u;
+    if (APART) {
+      // (Totals of the next chunk take the place of A T.)
+      workgroupBarrier();
+    }
   }
 }

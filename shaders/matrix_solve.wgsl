@@ -12,10 +12,12 @@ override MERGES: u32 = firstLeadingBit(2u * BLOCKS - 1u);  // log2 of BLOCKS, ro
 const BLOCK_PITCH = 5u;
 override WORK_SIZE: u32 = BLOCKS * (BLOCKS + 1u) / 2u * BLOCK * BLOCK_PITCH;
 // The same for what lies behind it: A, then A T. (Totals of the next chunk may be written while A T is read.)
-override MASKED_AT: u32 = max(WORK_SIZE, TOTALS_SIZE);
+// Where there is no room for both, A comes before L and A T after T.
+override APART: bool = false;
+override MASKED_AT: u32 = select(max(WORK_SIZE, TOTALS_SIZE), 0u, APART);
 override MASKED_PITCH: u32 = R / 4u + 1u;
 override MASKED_SIZE: u32 = CHUNK * MASKED_PITCH;
-override SOLVE_SIZE: u32 = MASKED_AT + MASKED_SIZE;
+override SOLVE_SIZE: u32 = max(WORK_SIZE, MASKED_AT + MASKED_SIZE);
 // Of A over T as float16, and of what T lacks then.
 override LOWER_PITCH: u32 = R / 4u + 2u;
 override TRIANGLE_ROUNDS: u32 = (R * R / 4u + THREADS - 1u) / THREADS;
@@ -45,8 +47,8 @@ fn keep(at: u32, x: vec4<f32>) {
   columns[at] = vec4<f16>(x - vec4<f32>(high));
 }
 
-// L and A from scratch memory.
-fn take_triangles(triangles_at: u32, lid: u32) {
+// L from scratch memory.
+fn take_triangle(triangles_at: u32, lid: u32) {
   for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
     let r = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
@@ -54,6 +56,10 @@ fn take_triangles(triangles_at: u32, lid: u32) {
       space[lower_at(r, c)] = floats[triangles_at + lid + y * THREADS];
     }
   }
+}
+
+// A from there.
+fn take_masked(triangles_at: u32, lid: u32) {
   for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
     let t = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
@@ -63,16 +69,22 @@ fn take_triangles(triangles_at: u32, lid: u32) {
   }
 }
 
-// Writes `lower`; gives the unit of U. `words` is where the chunk's words of `largest` start. L and A are in `space`; what L has on and above its diagonal, and A of what a token does
-// not see, is dropped here.
-fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: u32) -> f32 {
-  // A token sees the sub-steps of the tokens up to it.
+// A as float16. A token sees the sub-steps of the tokens up to it.
+fn keep_masked(lid: u32) {
   for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
     let t = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
     if (t < CHUNK) {
       rows[t * LOWER_PITCH + c] = vec4<f16>(up_to((t + 1u) * N, space[MASKED_AT + t * MASKED_PITCH + c], c * 4u));
     }
+  }
+}
+
+// Writes `lower`; gives the unit of U. `words` is where the chunk's words of `largest` start. L and A are in `space`; what L has on and above its diagonal, and A of what a token does
+// not see, is dropped here.
+fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: u32) -> f32 {
+  if (!APART) {
+    keep_masked(lid);
   }
   // L below the diagonal blocks, and zeros above.
   for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled

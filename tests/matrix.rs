@@ -186,13 +186,20 @@ fn operands_in_parts_and_columns_of_all_kinds() {
         .expect("an adapter")
         .expect("an adapter");
     let units = MatrixUnits::of(&found).expect("matrix units");
-    let (mut parts, mut columns) = (Vec::new(), Vec::new());
+    let (mut parts, mut columns, mut apart) = (Vec::new(), Vec::new(), Vec::new());
     for (key_dim, value_dim) in [(64, 64), (48, 40), (128, 36), (32, 32)] {
-        for memory in [16 << 10, 20 << 10, 24 << 10, 32 << 10] {
-            let limits = wgpu::Limits {
-                max_compute_workgroup_storage_size: memory,
-                ..found.limits()
-            };
+        let limited = |memory: u32| wgpu::Limits {
+            max_compute_workgroup_storage_size: memory,
+            ..found.limits()
+        };
+        // The least with which anything runs, and more.
+        let problem = Problem::new(Rule::Eda, [2, 70, 1, 2, key_dim, value_dim]);
+        let least = (0..)
+            .map(|i| i << 8)
+            .find(|&m| ChunkShape::on_matrix_units(&problem, 16, units, &limited(m), 1).is_ok())
+            .expect("memory enough");
+        for memory in [least, 16 << 10, 20 << 10, 24 << 10, 32 << 10] {
+            let limits = limited(memory);
             for (rule, width) in [(Rule::Eda, 1), (Rule::Eda, 128), (Rule::Kda, 1)] {
                 let problem = Problem::new(rule, [2, 70, 1, 2, key_dim, value_dim]);
                 let shape = [32, 16].into_iter().find_map(|chunk| {
@@ -202,6 +209,7 @@ fn operands_in_parts_and_columns_of_all_kinds() {
                 let matrix = shape.matrix.expect("a shape on matrix units");
                 parts.extend(matrix.parts);
                 columns.push(matrix.columns);
+                apart.push(matrix.apart);
 
                 let what = format!("{rule}, K {key_dim}, {memory} bytes, {matrix:?}");
                 let host = device::Host::with_matrix_units(&found, limits.clone());
@@ -251,6 +259,7 @@ fn operands_in_parts_and_columns_of_all_kinds() {
         }
     }
     assert!(parts.iter().any(|&n| n > 1), "no operand in parts");
+    assert!(apart.contains(&true) && apart.contains(&false), "{apart:?}");
     assert!(
         [16, 32, 64].iter().all(|n| columns.contains(n)),
         "{columns:?}"

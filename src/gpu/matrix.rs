@@ -71,6 +71,8 @@ pub struct MatrixShape {
     /// Successive tokens of a thread of the pairs pass, and slabs in which it takes the channels.
     pub run: usize,
     slabs: usize,
+    /// Whether the pairs pass has room for one of `L` and `A` at a time.
+    pub apart: bool,
     /// Workgroups that the device runs in about the time of one.
     width: usize,
     /// `K`, and keys a token.
@@ -154,6 +156,7 @@ impl MatrixShape {
             parts: [1, 1, 1],
             run: 2,
             slabs: 1,
+            apart: false,
             width,
             key_dim: problem.key_dim,
             factors,
@@ -180,9 +183,15 @@ impl MatrixShape {
                 parts: [across, most_lower, steps],
                 ..whole
             });
-        // Few slabs, since each is two barriers more.
-        let shape = divisors(across)
-            .map(|slabs| Self { slabs, ..shape })
+        // Few slabs, since each is two barriers more, as `apart` is.
+        let shape = [false, true]
+            .into_iter()
+            .flat_map(|apart| divisors(across).map(move |slabs| (apart, slabs)))
+            .map(|(apart, slabs)| Self {
+                apart,
+                slabs,
+                ..shape
+            })
             .find(|shape| shape.pairs_memory() <= memory)
             .unwrap_or(shape);
         if !shape.fits_registers() {
@@ -419,8 +428,13 @@ impl MatrixShape {
         let blocks = self.substeps / BLOCK;
         let work = blocks * (blocks + 1) / 2 * BLOCK * 5;
         let masked = self.tokens * (self.substeps / 4 + 1);
+        let solve = if self.apart {
+            work.max(masked)
+        } else {
+            work.max(totals) + masked
+        };
         8 * rows
-            + 16 * products.max(work.max(totals) + masked)
+            + 16 * products.max(solve)
             + 4 * (n + 2 + self.factors) * self.tokens
             + 4 * self.pairs_threads()
             + 128
@@ -561,6 +575,7 @@ impl MatrixShape {
                 ("SUBGROUPS", self.pairs_threads() / self.units.subgroup),
                 ("RUN", self.run),
                 ("SLABS", self.slabs),
+                ("APART", usize::from(self.apart)),
                 ("ALL_CHANNELS", usize::from(self.key_pad == self.key_dim)),
             ]),
             Pass::MatrixScanWide => out.extend([
