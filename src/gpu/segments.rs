@@ -16,8 +16,9 @@ const NOWHERE: u32 = u32::MAX;
 const SHORTEST: usize = 8;
 /// Most segments of a piece: bounds the loop of the join.
 pub const MOST: usize = 64;
-/// What joining one segment costs, in chunks of a scan.
-const JOIN_COST: f64 = 1.0;
+/// What joining one segment costs, in chunks of a scan, and what starting one wave of workgroups does.
+const JOIN_COST: f64 = 1.6;
+const START_COST: f64 = 8.0;
 
 /// A piece's entry in the table for a scan that leaves state number `to`, from `source` (number `from`).
 pub fn scan_entry(first_chunk: u32, chunks: u32, to: u32, source: Source, from: u32) -> [u32; 4] {
@@ -45,11 +46,13 @@ impl Load {
         self.pieces.iter().copied().max().unwrap_or(0)
     }
 
-    /// How long a scan takes, in chunks: those of its longest workgroup, or of all at the device's width.
+    /// How long a scan takes, in chunks: waves of workgroups as long as the longest.
     fn cost(&self, cut: Option<Cut>, width: usize) -> f64 {
         let total: usize = self.pieces.iter().sum();
-        let time =
-            |longest: usize, work: usize| (longest as f64).max(work as f64 / width.max(1) as f64);
+        let time = |longest: usize, work: usize| {
+            let waves = work.div_ceil((longest * width).max(1));
+            waves as f64 * (longest as f64 + START_COST)
+        };
         let Some(Cut { length }) = cut else {
             return time(self.longest(), total * self.values);
         };
@@ -100,15 +103,12 @@ pub fn least_cost(values: usize, transitions: usize, pieces: Vec<usize>, width: 
         pieces,
     };
     let longest = load.longest();
-    // (Of equal pieces, full waves.)
-    let work = load.pieces.iter().sum::<usize>() * values;
-    let plain = work.div_ceil((longest * width).max(1)) * longest;
     (2..=MOST.min(longest / SHORTEST))
         .map(|segments| Cut {
             length: longest.div_ceil(segments),
         })
         .map(|cut| load.cost(Some(cut), width))
-        .fold(plain as f64, f64::min)
+        .fold(load.cost(None, width), f64::min)
 }
 
 /// Bytes that a slot takes: a state and a transition for each value head.
@@ -205,22 +205,31 @@ mod tests {
     #[test]
     fn the_model_counts_both_runs_and_the_join() {
         let load = load(1, &[100]);
-        assert_eq!(load.cost(None, 1000), 100.0);
-        assert_eq!(load.cost(None, 4), 200.0);
+        let wave = |chunks: f64| chunks + START_COST;
+        assert_eq!(load.cost(None, 1000), wave(100.0));
+        assert_eq!(load.cost(None, 4), 2.0 * wave(100.0));
+        assert_eq!(load.cost(None, 5), 2.0 * wave(100.0));
         // Ten segments: ten chunks, ten joins, ten chunks.
-        assert_eq!(load.cost(Some(Cut { length: 10 }), 1000), 30.0);
-        // Ninety chunks of sixteen workgroups each, then a hundred of eight.
-        assert_eq!(load.cost(Some(Cut { length: 10 }), 8), 180.0 + 10.0 + 100.0);
+        let joins = 10.0 * JOIN_COST;
+        let cut = Some(Cut { length: 10 });
+        assert_eq!(load.cost(cut, 1000), 2.0 * wave(10.0) + joins);
+        // Nine segments of sixteen workgroups each, then ten of eight.
+        assert_eq!(
+            load.cost(cut, 8),
+            18.0 * wave(10.0) + joins + 10.0 * wave(10.0)
+        );
     }
 
     #[test]
     fn the_least_cost_is_that_of_full_waves_or_of_the_best_cut() {
+        let wave = |chunks: f64| chunks + START_COST;
         // Three workgroups on a device of two take two waves; of one chunk nothing can be cut.
-        assert_eq!(least_cost(3, 6, vec![1], 2), 2.0);
+        assert_eq!(least_cost(3, 6, vec![1], 2), 2.0 * wave(1.0));
         assert_eq!(least_cost(3, 6, vec![], 2), 0.0);
-        // 16 workgroups on a device of 128: eight segments of 128, of which the first run has 7 x 32 workgroups.
-        assert_eq!(least_cost(16, 32, vec![1024], 128), 224.0 + 8.0 + 128.0);
-        assert_eq!(least_cost(128, 256, vec![512], 128), 512.0);
+        assert_eq!(least_cost(128, 256, vec![512], 128), wave(512.0));
+        // 4 workgroups on a device of 128: 17 segments of 61, of which the first run has 16 x 8 workgroups.
+        let cut = wave(61.0) + 17.0 * JOIN_COST + wave(61.0);
+        assert_eq!(least_cost(4, 8, vec![1024], 128), cut);
     }
 
     #[test]
