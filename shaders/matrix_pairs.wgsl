@@ -23,8 +23,8 @@
 @group(0) @binding(12) var<storage, read_write> floats: array<vec4<f32>>;
 @group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
-// The channels go through workgroup memory in slabs, so that a multiprocessor holds more workgroups. A thread holds four
-// channels of RUN successive tokens, at most 4.
+// The channels go through workgroup memory in slabs, as few as it takes to fit. A thread holds four channels of RUN successive
+// tokens, at most 4.
 override SLABS: u32 = 1u;
 override RUN: u32 = 4u;
 override THREADS: u32 = 256u;
@@ -71,7 +71,8 @@ var<workgroup> space: array<vec4<f32>, SPACE_SIZE>;
 var<workgroup> gate: array<f32, GATE_COUNT>;          // [token][sub-step]
 // Bits of the largest read, write, query and gate of a chunk and of its T, eight words each for this chunk and the next.
 var<workgroup> largest: array<atomic<u32>, 16>;
-// Bits of the least decay over half of a block of 1, 2 .. 6 levels; eight words, to keep what follows aligned.
+// Bits of the least decay over half of a block of 1, 2 .. 6 levels (those below a tile's only where they are asked for); eight
+// words, to keep what follows aligned.
 var<workgroup> least: array<atomic<u32>, 8>;
 var<workgroup> chosen: vec4<u32>;  // base levels
 

@@ -80,8 +80,8 @@ fn keep_masked(lid: u32) {
   }
 }
 
-// Writes `lower`; gives the unit of U. `words` is where the chunk's words of `largest` start. L and A are in `space`; what L has on and above its diagonal, and A of what a token does
-// not see, is dropped here.
+// Writes `lower`; gives the unit of U. `words` is where the chunk's words of `largest` start. L and A are in `space` (A as float16
+// in `rows` where they are kept apart); what L has on and above its diagonal, and A of what a token does not see, is dropped here.
 fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: u32) -> f32 {
   if (!APART) {
     keep_masked(lid);

@@ -161,7 +161,7 @@ impl MatrixShape {
             key_dim: problem.key_dim,
             factors,
         };
-        // More threads hide more of each other's waiting, up to what a multiprocessor's registers are good for.
+        // Four tokens a thread rather than more than 256 threads: what a thread does once counts more than what others hide.
         let most = (limits.max_compute_invocations_per_workgroup as usize).min(256);
         let run = if whole.pairs_threads() <= most { 2 } else { 4 };
         let whole = Self { run, ..whole };
