@@ -5,7 +5,7 @@
 //   unit      [1]               a power of two at which U cannot overflow float16
 //   powers    [3]               powers of two by which reads, writes and queries are divided, so that float16 holds
 //                               vectors of any size: B and U are over the first, writes over the second, Q and A over
-//                               the third
+//                               the third; A over the part below one of the second, too (see `below_one`)
 //   residual  [1]               a power of two at which the residual Z - X cannot overflow float16
 //
 // and in float16 (`halves`):
@@ -46,6 +46,15 @@ fn floats_base(chunk: u32, head: u32) -> u32 {
 
 fn halves_base(chunk: u32, head: u32) -> u32 {
   return params.halves_at + (chunk * params.head_count + head) * (HALVES / 4u);
+}
+
+// What is left of the contents after writes this small is as small, beside them no more than float16 holds: so S is taken over
+// the writes' power as well where that is below one, down to here. (S may also be far larger than contents times writes. From
+// here to that there is room for both.)
+const SMALLEST_BELOW_ONE = 1.0 / 16384.0;
+
+fn below_one(writes_power: f32) -> f32 {
+  return clamp(writes_power, SMALLEST_BELOW_ONE, 1.0);
 }
 
 fn largest_of(x: vec4<f32>) -> f32 {

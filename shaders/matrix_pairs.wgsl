@@ -376,7 +376,7 @@ fn main(
     }
     // What L and A were divided by on top of what stays.
     let triangle_power = power(reads_exponent + writes_exponent);
-    let masked_power = power(writes_exponent);
+    let masked_power = power(writes_exponent) / below_one(power(writes_exponent));
 
     var acc: array<MatrixSum, 32>;
     if (tile_base >= TILE_LEVEL) {

@@ -7,7 +7,8 @@
 //
 // on matrix units: float16 operands, float32 sums, float32 state. Each column of S and Z is divided by a power of two
 // that takes the largest of both to between 8 and 16, found anew for each chunk, so that contents or states of any size
-// neither overflow nor vanish, whatever is in other columns; the residual Z - X and U are multiplied by their units where
+// neither overflow nor vanish, whatever is in other columns (S over `below_one` of the writes' power, which X takes back and
+// the outputs share); the residual Z - X and U are multiplied by their units where
 // they could overflow. With the powers by which pass 1 has divided reads, writes and queries, all of this is exact and
 // undone in float32.
 //
@@ -234,12 +235,15 @@ fn main(
       z[y] = contents_of(stored[y], count, identity, column + own + i / STEP_QUADS, i % STEP_QUADS);
     }
     // The powers of two of the columns, and S as float16 over them.
+    let small = below_one(powers.z);
+    let grown = inverse_power(small);
     var peak: array<f32, 16>;            // [OWN]
     for (var x = 0u; x < OWN; x++) {  // unrolled
       peak[x] = 0.0;
       for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
         peak[x] = max(peak[x], largest_of(kept[y * OWN + x]));
       }
+      peak[x] *= grown;
       for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
         let mine = (member + y * TEAM) / STEP_QUADS == x;
         peak[x] = max(peak[x], select(0.0, largest_of(z[y]), mine));
@@ -271,7 +275,7 @@ fn main(
     for (var x = 0u; x < OWN; x++) {  // unrolled
       for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
         let r = min(member + y * TEAM, KEY_QUADS);
-        operand[(own + x) * OPERAND_PITCH + r] = vec4<f16>(kept[y * OWN + x] * inverse_of(unit[x]));
+        operand[(own + x) * OPERAND_PITCH + r] = vec4<f16>(kept[y * OWN + x] * (inverse_of(unit[x]) * grown));
       }
       my_unit = select(my_unit, unit[x], member == x);
     }
@@ -327,7 +331,7 @@ fn main(
       let c = own + i / STEP_QUADS;
       let up = inverse_of(bitcast<u32>(units[c / 4u][c % 4u]));
       let x = sums[c * SUMS_PITCH + i % STEP_QUADS];
-      residual[residual_at(own, member + y * TEAM)] = vec4<f16>((z[y] * up * z_unit - x) * residual_unit);
+      residual[residual_at(own, member + y * TEAM)] = vec4<f16>((z[y] * up * z_unit - x * small) * residual_unit);
     }
     for (var y = 0u; y < LOWER_ROUNDS; y++) {  // unrolled
       let i = lid + y * THREADS;
@@ -385,7 +389,7 @@ fn main(
         }
       }
       if (number == 0u) {
-        let o_unit = params.scale * powers.w * powers.y * inverse_power(residual_unit);
+        let o_unit = params.scale * powers.w * small * powers.y * inverse_power(residual_unit);
         for (var y = 0u; y < OUTPUT_ROUNDS; y++) {  // unrolled
           let t = (lid + y * THREADS) / OUTPUT_QUADS;
           let quad = (lid + y * THREADS) % OUTPUT_QUADS;

@@ -29,9 +29,10 @@ fn placed(lid: u32, y: u32, quads: u32, pitch: u32) -> u32 {
   return i / quads * pitch + i % quads;
 }
 
-// The power of two that takes a number with these bits to between 8 and 16, as bits; its inverse as a number.
+// The power of two that takes a number with these bits to between 8 and 16, as bits; its inverse as a number, with room for
+// that over `below_one`. (Float16 holds the smallest float32 all the same.)
 fn unit_of(largest_bits: u32) -> u32 {
-  return (clamp(largest_bits >> 23u, 4u, 253u) - 3u) << 23u;
+  return (clamp(largest_bits >> 23u, 18u, 253u) - 3u) << 23u;
 }
 
 fn inverse_of(unit: u32) -> f32 {

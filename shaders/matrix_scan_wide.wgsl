@@ -202,16 +202,19 @@ fn main(
     // (What all write and all read is separated by the barriers of what comes between, where none stands beside it: a tile of
     // sums goes to its lanes between two.)
     // Contents, the powers of two of the columns, and S as float16 over them.
+    let small = below_one(powers.z);
+    let grown = inverse_power(small);
     var z: array<vec4<f32>, 16>;         // [OWN_LOWER][EACH]
     var peak = vec4<f32>();
+    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+      peak = max(peak, abs(kept[y]));
+    }
+    peak *= grown;
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
       let row = y / EACH * SHARE * EDGE + my_row + y % EACH;
       let there = vec4<bool>(row / N < count && !identity) & (vec4<u32>(c, c + 1u, c + 2u, c + 3u) < vec4<u32>(V));
       z[y] = select(vec4<f32>(), four_of(stored[y], step_of(row, y % EACH)), there);
       peak = max(peak, abs(z[y]));
-    }
-    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
-      peak = max(peak, abs(kept[y]));
     }
     for (var i = 0u; i < LEVELS; i++) {  // unrolled
       peak = max(peak, subgroupShuffleXor(peak, QUADS << i));
@@ -228,7 +231,7 @@ fn main(
     let unit = vec4<f32>(unit_from(peak.x), unit_from(peak.y), unit_from(peak.z), unit_from(peak.w));
     let up = vec4<f32>(inverse_power(unit.x), inverse_power(unit.y), inverse_power(unit.z), inverse_power(unit.w));
     for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
-      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * up);
+      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * (up * grown));
     }
 
     // (X; Y).
@@ -270,7 +273,7 @@ fn main(
       workgroupBarrier();
     }
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
-      let x = (z[y] * up * z_unit - passed[y]) * residual_unit;
+      let x = (z[y] * up * z_unit - passed[y] * small) * residual_unit;
       operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(x);
     }
     // Y in the units of (A T) (Z - X).
@@ -334,7 +337,7 @@ fn main(
       operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(passed[y] * powers.x);
     }
     if (!TRANSITION) {
-      let o_unit = params.scale * powers.w * powers.y * inverse_power(residual_unit);
+      let o_unit = params.scale * powers.w * small * powers.y * inverse_power(residual_unit);
       for (var r = 0u; r < OWN_TOKENS; r++) {  // unrolled
         for (var j = 0u; j < EACH; j++) {  // unrolled
           let t = r * SHARE * EDGE + my_row + j;

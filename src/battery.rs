@@ -260,6 +260,22 @@ pub fn cases() -> Vec<Case> {
     );
     cases.push(worked_example());
 
+    // What is read is as small, so it may not vanish beside the contents.
+    let problem = eda([1, 70, 1, 2, 32, 24]);
+    let mut tensors = generate::tensors(&problem, &zero);
+    for operand in [Operand::Beta, Operand::Gamma] {
+        for gate in tensors.get_mut(operand).into_iter().flatten() {
+            *gate *= 1e-6;
+        }
+    }
+    cases.push(Case {
+        name: "faint writes".into(),
+        limit: LIMIT,
+        tensors,
+        problem,
+        check: prefill(),
+    });
+
     let problem = eda([1, 64, 1, 2, 32, 32]);
     let weak = Recipe {
         decays: Decays::Weak,

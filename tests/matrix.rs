@@ -403,6 +403,47 @@ fn vectors_of_any_length() {
     );
 }
 
+/// Writes so small that what they leave is nothing beside the contents: all that is read is as small. States that were there
+/// before, large ones too, stay what they are.
+#[test]
+#[ignore = "needs matrix units"]
+fn faint_writes() {
+    for rule in Rule::ALL {
+        // What makes all writes of a token faint.
+        let faint: &[Operand] = match rule {
+            Rule::Linear => &[Operand::K],
+            Rule::Rwkv7 => &[Operand::K, Operand::B],
+            Rule::Gdn2 => &[Operand::K],
+            Rule::Eda => &[Operand::Beta, Operand::Gamma],
+            _ => &[Operand::Beta],
+        };
+        for length in [1e-3, 1e-5, 1e-8, 0.0] {
+            for state in [0.0, 1e-6, 1.0, 1e6] {
+                let problem = Problem::new(rule, [1, 70, 1, 1, 32, 24]);
+                let recipe = Recipe {
+                    initial_state: true,
+                    decays: Decays::Weak,
+                    ..Recipe::default()
+                };
+                let mut tensors = generate::tensors(&problem, &recipe);
+                for (operand, by) in faint
+                    .iter()
+                    .map(|&operand| (operand, length))
+                    .chain([(Operand::InitialState, state)])
+                {
+                    let values = tensors.get_mut(operand).expect("an operand");
+                    values.iter_mut().for_each(|x| *x *= by);
+                }
+                right(
+                    &format!("{rule}, writes {length:e}, state {state:e}"),
+                    &problem,
+                    &tensors,
+                );
+            }
+        }
+    }
+}
+
 /// Sums that grow with the sequence: linear attention on one key.
 #[test]
 #[ignore = "needs matrix units"]

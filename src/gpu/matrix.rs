@@ -207,7 +207,10 @@ impl MatrixShape {
         ] {
             if bytes > memory {
                 return Err(Error::unsupported(
-                    format!("workgroup memory of matrix_{what} for chunks of {tokens}"),
+                    format!(
+                        "workgroup memory of matrix_{what} for chunks of {tokens} \
+                         (smaller chunks take less, the portable tier little)"
+                    ),
                     format!("{bytes} bytes"),
                     format!("{memory} bytes"),
                 ));
