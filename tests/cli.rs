@@ -695,6 +695,21 @@ fn a_tier_is_run_or_refused() {
     }
 }
 
+/// Segments are a GPU's: whoever asks for some gets them, or an error.
+#[test]
+fn segments_are_run_or_refused() {
+    let file = golden("eda_basic");
+    let asked = ["--segments", "3", "--chunk", "16", "--json"];
+    let output = eda(&[&["run", &file][..], &asked].concat());
+    if output.status.success() {
+        assert_ne!(json(&output)["segments"], 0);
+    } else {
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains("--segments 3"), "{message}");
+    }
+}
+
 #[test]
 fn split_points_must_lie_in_the_problem_and_not_decrease() {
     let file = golden("eda_basic");

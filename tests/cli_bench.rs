@@ -704,6 +704,14 @@ fn files_that_are_no_reports_are_refused_with_file_and_key() {
         ),
         (with("/cases/1/chunk", json!(16)), &["`cases[1].chunk`"]),
         (
+            with("/cases/0/segments", json!(65)),
+            &["`cases[0].segments`", "64", "65"],
+        ),
+        (
+            with("/cases/1/segments", json!(2)),
+            &["`cases[1].segments`", "0 in decode", "2"],
+        ),
+        (
             with("/cases/0/tier", json!("best")),
             &["`cases[0].tier`", "matrix", "best"],
         ),
@@ -788,6 +796,9 @@ fn files_that_are_no_reports_are_refused_with_file_and_key() {
         );
         assert!(!Path::new(&picture).exists());
     }
+    // A byte order mark is left out of account.
+    let marked = write(&folder, "marked.json", format!("\u{feff}{}", good()));
+    output(&mut eda(&["bench", "compare", &right, &marked]));
     std::fs::write(path(&folder, "bad.json"), [0xff, 0xfe, b'{']).expect("written");
     assert_refused(
         &mut eda(&["bench", "compare", &path(&folder, "bad.json")]),

@@ -7,6 +7,7 @@ use super::count;
 use crate::cpu;
 use crate::engine::{Element, Engine, Tier};
 use crate::gpu::plan::CHUNK_SIZES;
+use crate::gpu::segments::MOST as MOST_SEGMENTS;
 use crate::problem::{MAX_ROWS, Problem};
 use crate::rule::{MAX_SUBSTEPS, Rule};
 use serde::{Deserialize, Serialize};
@@ -744,6 +745,18 @@ impl Case {
                 return fault(format!("{at}chunk"), expected, n);
             }
             (Op::Decode, Some(n)) => return fault(format!("{at}chunk"), "null in decode", n),
+        }
+        match (self.op, self.segments) {
+            (_, 0) => {}
+            (Op::Prefill, n) if n <= MOST_SEGMENTS => {}
+            (Op::Prefill, n) => {
+                return fault(
+                    format!("{at}segments"),
+                    format!("at most {MOST_SEGMENTS}"),
+                    n,
+                );
+            }
+            (Op::Decode, n) => return fault(format!("{at}segments"), "0 in decode", n),
         }
         if let Some(tier) = &self.tier {
             let known = [Tier::Portable, Tier::Matrix].map(Tier::name);

@@ -184,15 +184,19 @@ impl MatrixShape {
                 ..whole
             });
         // Few slabs, since each is two barriers more, as `apart` is.
-        let shape = [false, true]
-            .into_iter()
-            .flat_map(|apart| divisors(across).map(move |slabs| (apart, slabs)))
-            .map(|(apart, slabs)| Self {
-                apart,
-                slabs,
-                ..shape
-            })
+        let shapes = || {
+            [false, true]
+                .into_iter()
+                .flat_map(|apart| divisors(across).map(move |slabs| (apart, slabs)))
+                .map(|(apart, slabs)| Self {
+                    apart,
+                    slabs,
+                    ..shape
+                })
+        };
+        let shape = shapes()
             .find(|shape| shape.pairs_memory() <= memory)
+            .or_else(|| shapes().min_by_key(Self::pairs_memory))
             .unwrap_or(shape);
         if !shape.fits_registers() {
             return Err(Error::unsupported(

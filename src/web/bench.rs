@@ -284,6 +284,8 @@ pub(super) fn read(text: &str) -> Result<Report> {
         path: "the report".into(),
         message,
     };
+    // A byte order mark, which some editors put first, is none of JSON's.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let report: Report = serde_json::from_str(text)
         .map_err(|e| bad(format!("expected a report of `eda bench` ({FORMAT}): {e}")))?;
     report.check().map_err(|e| bad(e.to_string()))?;

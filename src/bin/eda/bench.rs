@@ -236,6 +236,7 @@ fn measure(flags: &Flags, pipeline_cache: Option<PathBuf>) -> Result<(), Failure
         ..EngineOptions::default()
     };
     let engine = pollster::block_on(Engine::open(&options))?;
+    crate::run::segments_on_a_gpu(&engine, flags.segments)?;
     let (set, specs) = flags.specs(&engine)?;
     let given = !flags.shape.is_empty();
     if given {

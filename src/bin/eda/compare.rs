@@ -111,6 +111,8 @@ fn read(path: &Path) -> Result<Report, Error> {
             format!("expected at most {MOST_BYTES} bytes, found more"),
         ));
     }
+    // A byte order mark, which some editors put first, is none of JSON's.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
     // (An array would pass for an object whose keys have no names.)
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err(file_error(
@@ -120,7 +122,7 @@ fn read(path: &Path) -> Result<Report, Error> {
     }
     // Another version may lack what this one has, so its name comes first. Other mistakes are found below, where
     // the key that they are at is known.
-    if let Ok(head) = parse::<Head>(path, &bytes)
+    if let Ok(head) = parse::<Head>(path, bytes)
         && head.format != report::FORMAT
     {
         let (expected, found) = (report::FORMAT, head.format);
@@ -129,7 +131,7 @@ fn read(path: &Path) -> Result<Report, Error> {
             format!("`format`: expected `{expected}`, found `{found}`"),
         ));
     }
-    let report: Report = parse(path, &bytes)?;
+    let report: Report = parse(path, bytes)?;
     report.check().map_err(|fault| file_error(path, fault))?;
     Ok(report)
 }

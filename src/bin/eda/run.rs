@@ -145,6 +145,17 @@ impl Args {
     }
 }
 
+/// Refuses segments where no GPU was found: the CPU engine, which then runs, has none.
+pub(crate) fn segments_on_a_gpu(engine: &Engine, asked: Option<usize>) -> eda_wgpu::Result<()> {
+    match (engine, asked) {
+        (Engine::Cpu(_), Some(n)) => Err(Error::NoAdapter(format!(
+            "--segments {n} was asked for, and there is no GPU (software drivers run only when their backend or name \
+             is given)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// `--segments`.
 pub(crate) fn segments(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -250,6 +261,7 @@ fn compute(
         pipeline_cache,
         ..EngineOptions::default()
     }))?;
+    segments_on_a_gpu(&engine, args.segments)?;
     let mut ran = engine.description();
     let options = PrefillOptions {
         // One of three numbers by the parser.
