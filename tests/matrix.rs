@@ -54,6 +54,14 @@ fn right(what: &str, problem: &Problem, tensors: &Tensors<Vec<f32>>) {
     assert!(error <= LIMIT, "{what}: error {error:.2e}");
 }
 
+/// These operands by these factors.
+fn scale(tensors: &mut Tensors<Vec<f32>>, by: &[(Operand, f32)]) {
+    for &(operand, factor) in by {
+        let values = tensors.get_mut(operand).expect("an operand");
+        values.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
 /// Asking for matrix units where there are none is an error that says so, and where there are some is granted.
 #[test]
 fn the_matrix_tier_is_granted_or_refused_by_name() {
@@ -307,28 +315,26 @@ fn no_size_of_contents_or_states_overflows_or_vanishes() {
     let tensors = generate::tensors(&problem, &recipe);
     let plain = prefill(engine(), &problem, &tensors, &PrefillOptions::default()).expect("plain");
     for power in [-60, -20, 20, 60] {
-        let scale = 2f32.powi(power);
+        let by = 2f32.powi(power);
         let mut scaled = tensors.clone();
-        for operand in [Operand::V, Operand::InitialState] {
-            let values = scaled.get_mut(operand).expect("an operand");
-            values.iter_mut().for_each(|x| *x *= scale);
-        }
+        scale(
+            &mut scaled,
+            &[(Operand::V, by), (Operand::InitialState, by)],
+        );
         let outputs =
             prefill(engine(), &problem, &scaled, &PrefillOptions::default()).expect("scaled");
         for (x, y) in plain.o.iter().zip(&outputs.o) {
-            assert_eq!(x * scale, *y, "o at 2^{power}");
+            assert_eq!(x * by, *y, "o at 2^{power}");
         }
         for (x, y) in plain.final_state.iter().zip(&outputs.final_state) {
-            assert_eq!(x * scale, *y, "final_state at 2^{power}");
+            assert_eq!(x * by, *y, "final_state at 2^{power}");
         }
     }
     // A small content into a large state, and the reverse.
     for (contents, state) in [(1e-6, 1e6), (1e6, 1e-6)] {
         let mut mixed = tensors.clone();
-        for (operand, scale) in [(Operand::V, contents), (Operand::InitialState, state)] {
-            let values = mixed.get_mut(operand).expect("an operand");
-            values.iter_mut().for_each(|x| *x *= scale);
-        }
+        let by = [(Operand::V, contents), (Operand::InitialState, state)];
+        scale(&mut mixed, &by);
         right(
             &format!("contents {contents}, state {state}"),
             &problem,
@@ -370,18 +376,15 @@ fn columns_do_not_disturb_each_other() {
 #[test]
 #[ignore = "needs matrix units"]
 fn vectors_of_any_length() {
-    let run = |what: &str, rule: Rule, scale: Option<f32>, lengths: &[(Operand, f32)]| {
+    let run = |what: &str, rule: Rule, factor: Option<f32>, lengths: &[(Operand, f32)]| {
         let mut problem = Problem::new(rule, [1, 70, 1, 1, 32, 24]);
-        problem.scale = scale;
+        problem.scale = factor;
         let mut tensors = generate::tensors(&problem, &Recipe::default());
-        for &(operand, length) in lengths {
-            let values = tensors.get_mut(operand).expect("an operand");
-            values.iter_mut().for_each(|x| *x *= length);
-        }
+        scale(&mut tensors, lengths);
         right(what, &problem, &tensors);
     };
-    for scale in [1e-8, 1e6] {
-        run("scale", Rule::Eda, Some(scale), &[]);
+    for factor in [1e-8, 1e6] {
+        run("scale", Rule::Eda, Some(factor), &[]);
     }
     for length in [1e-10, 1e-4, 1e7] {
         run("queries", Rule::Eda, None, &[(Operand::Q, length)]);
@@ -426,14 +429,10 @@ fn faint_writes() {
                     ..Recipe::default()
                 };
                 let mut tensors = generate::tensors(&problem, &recipe);
-                for (operand, by) in faint
-                    .iter()
-                    .map(|&operand| (operand, length))
-                    .chain([(Operand::InitialState, state)])
-                {
-                    let values = tensors.get_mut(operand).expect("an operand");
-                    values.iter_mut().for_each(|x| *x *= by);
+                for &operand in faint {
+                    scale(&mut tensors, &[(operand, length)]);
                 }
+                scale(&mut tensors, &[(Operand::InitialState, state)]);
                 right(
                     &format!("{rule}, writes {length:e}, state {state:e}"),
                     &problem,
