@@ -4,19 +4,19 @@
 //   decay     [KP]              the whole chunk's decay, exp G_C
 //   unit      [1]               a power of two at which U cannot overflow float16
 //   powers    [3]               powers of two by which reads, writes and queries are divided, so that float16 holds
-//                               vectors of any size: B and U are over the first, writes over the second, Q and A over
-//                               the third; A over the part below one of the second, too (see `below_one`)
-//   residual  [1]               a power of two at which the residual Z - X cannot overflow float16
+//                               vectors of any size: W and U are over the first, writes over the second, Q and A over
+//                               the third; A over the part below one of the second, too (see `below_one`), and W times it
+//   w_unit    [1]               a power of two at which W cannot overflow float16
 //
 // and in float16 (`halves`):
 //
-//   left      [R + C, KP]       B over Q, decayed from the start of the chunk
-//   lower     [R + C, R]        T = (I + L)^-1 over A T
+//   left      [R + C, KP]       -W = -T B over Q; B and Q are decayed from the start of the chunk
+//   lower     [R + C, R]        T = (I + L)^-1 over A
 //   writes    [R, KP]           a_r decayed to the end of the chunk
 //
 // Behind all floats each workgroup of pass 1 has L [R, R] over A [C, R], used where decays are strong.
 //
-// With them (X; Y) = left S, U = T (Z - X), O = Y + A T (Z - X), and S <- Diag(decay) S + writes^T U.
+// With them U = T Z - W S, O = Q S + A U, and S <- Diag(decay) S + writes^T U.
 
 override N: u32 = PATTERN * FACTORS;  // sub-steps a token
 override CHUNK: u32 = 32u;
@@ -27,7 +27,7 @@ override KP: u32 = 128u;
 override WHOLE_DECAY: u32 = 0u;
 override UNIT: u32 = WHOLE_DECAY + KP;
 override POWERS: u32 = UNIT + 1u;
-override RESIDUAL_UNIT: u32 = UNIT + 4u;
+override W_UNIT: u32 = UNIT + 4u;
 override FLOATS: u32 = UNIT + 8u;
 
 override KEY_TILES: u32 = KP / EDGE;

@@ -26,12 +26,17 @@
 // The channels go through workgroup memory in slabs, as few as it takes to fit. A thread holds four channels of RUN successive
 // tokens, at most 4.
 override SLABS: u32 = 1u;
+override OWN_SLABS: u32 = 1u;
 override RUN: u32 = 4u;
 override THREADS: u32 = 256u;
 override SUBGROUPS: u32 = 8u;
+override LANE_LEVELS: u32 = firstTrailingBit(THREADS / SUBGROUPS);
+override QUAD_LEVELS: u32 = LANE_LEVELS - 2u;
 override SLAB: u32 = KP / SLABS;
 override QUADS: u32 = SLAB / 4u;
 override RUNS: u32 = CHUNK / RUN;
+override SLAB_GROUPS: u32 = SLABS / OWN_SLABS;
+override PLACES: u32 = QUADS * RUNS * SLAB_GROUPS;
 override RUN_LEVEL: u32 = firstTrailingBit(RUN);
 override LEVELS: u32 = firstTrailingBit(CHUNK);
 override SLAB_TILES: u32 = SLAB / EDGE;
@@ -44,6 +49,7 @@ override PAIR_ROUNDS: u32 = (PAIR_TILES + SUBGROUPS - 1u) / SUBGROUPS;
 // From so many levels on a block is whole tiles, and no decay within the chunk below 2^-104.
 const TILE_LEVEL = 4u;
 override TILE_BLOCKS: u32 = LEVELS + 1u - TILE_LEVEL;  // sizes of such blocks
+override TILE_BITS: u32 = (2u << LEVELS) - (1u << TILE_LEVEL);
 
 // With smaller blocks, rows (reads and queries of HALF tokens) and columns (their writes) of a product, in tiles.
 override HALF: u32 = CHUNK / 2u;
@@ -53,28 +59,38 @@ override SUMS: u32 = DOWN * ACROSS;
 override PRODUCT_ROUNDS: u32 = (SUMS + SUBGROUPS - 1u) / SUBGROUPS;
 // vec4 a row; 8 halves more than it holds, to spread the banks.
 override PITCH: u32 = QUADS + 2u;
-override ROWS_SIZE: u32 = (R + CHUNK) * max(PITCH, LOWER_PITCH);
+override ROWS_SIZE: u32 = max((R + CHUNK) * PITCH, R * LOWER_PITCH);
 override COLUMNS_SIZE: u32 = R * max(PITCH, LOWER_PITCH);
 override TOTALS_SIZE: u32 = RUNS * KP / 4u;
 override PRODUCTS_SIZE: u32 = SUMS * TILE / 4u;
 override STARTS_SIZE: u32 = (RUNS + 1u) * KP / 4u;
-override PRODUCTS_AT: u32 = TOTALS_SIZE + STARTS_SIZE;
-override SPACE_SIZE: u32 = max(PRODUCTS_AT + PRODUCTS_SIZE, SOLVE_SIZE);
+// (Over the decays from the start, which are not read any more when there are products.)
+override PRODUCTS_AT: u32 = TOTALS_SIZE;
+override SPACE_SIZE: u32 = max(TOTALS_SIZE + max(STARTS_SIZE, PRODUCTS_SIZE), max(SOLVE_SIZE, W_AT + R * W_PITCH));
+// W, a slab of it, behind the totals of the next chunk where there is room for both (see `APART`), rows one vec4 longer than
+// what they hold.
+override W_OVER: bool = false;
+override W_AT: u32 = select(TOTALS_SIZE, 0u, W_OVER);
+override W_PITCH: u32 = QUADS + 1u;
+// A subgroup makes a column of its tiles, or each W_SPLIT-th tile of it.
+override W_SPLIT: u32 = 1u;
+override W_ROWS: u32 = LOWER_TILES / W_SPLIT;
+override W_JOBS: u32 = SLAB_TILES * W_SPLIT;
+override W_JOB_ROUNDS: u32 = (W_JOBS + SUBGROUPS - 1u) / SUBGROUPS;
+override W_VECTOR_ROUNDS: u32 = (R * QUADS + THREADS - 1u) / THREADS;
 override GATE_COUNT: u32 = N * CHUNK;
 override NORM_TOKENS: u32 = CHUNK;
 
-var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;     // of a slab; later A over T
-var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;  // of a slab; later what T as float16 lacks
+var<workgroup> rows: array<vec4<f16>, ROWS_SIZE>;     // of a slab; later T
+var<workgroup> columns: array<vec4<f16>, COLUMNS_SIZE>;  // of a slab; later what T as float16 lacks, then B, a slab at a time
 // Decay over each run [slab][run][quad] and from the start of the chunk to each run [slab][run][quad], its end included,
-// and products, in tiles; later L, then T, and behind it A, then A T.
+// and products, in tiles; later L, then T, and behind it A; then W, a slab at a time.
 var<workgroup> space: array<vec4<f32>, SPACE_SIZE>;
 var<workgroup> gate: array<f32, GATE_COUNT>;          // [token][sub-step]
 // Bits of the largest read, write, query and gate of a chunk and of its T, eight words each for this chunk and the next.
 var<workgroup> largest: array<atomic<u32>, 16>;
-// Bits of the least decay over half of a block of 1, 2 .. 6 levels (those below a tile's only where they are asked for); eight
-// words, to keep what follows aligned.
-var<workgroup> least: array<atomic<u32>, 8>;
-var<workgroup> chosen: vec4<u32>;  // base levels
+// Bit b: decays over half of a block of b levels are above the bound; of blocks of whole tiles, and of smaller ones.
+var<workgroup> fitting: array<atomic<u32>, 4>;
 
 // Row and column of tile number `number` of L over A.
 fn tile_at(number: u32) -> vec2<u32> {
@@ -100,6 +116,37 @@ fn exponent_of(largest_bits: u32, least: i32) -> i32 {
 
 fn power(exponent: i32) -> f32 {
   return bitcast<f32>(u32(exponent + 127) << 23u);
+}
+
+// The power of two that takes `most` below 2^15, 1 where it is.
+fn power_within(most: f32) -> f32 {
+  let exponent = bitcast<u32>(most) >> 23u;
+  return select(1.0, bitcast<f32>((127u + 127u + 14u - min(exponent, 254u)) << 23u), exponent > 127u + 14u);
+}
+
+// (NVIDIA's compiler, driver 580, calls a function for subgroupMax and subgroupMin in a loop and skips the reduction there where a
+// predicate of its caller happens to be set: hence shuffles.)
+
+// Component `lane` of the largest of all lanes of a subgroup, of at least four.
+fn largest_of_lanes(x: vec4<u32>, lane: u32) -> u32 {
+  // Half of the components for half of the lanes each.
+  let high = (lane & 2u) != 0u;
+  let pair = max(select(x.xy, x.zw, high), subgroupShuffleXor(select(x.zw, x.xy, high), 2u));
+  let odd = (lane & 1u) != 0u;
+  var y = max(select(pair.x, pair.y, odd), subgroupShuffleXor(select(pair.y, pair.x, odd), 1u));
+  for (var i = 0u; i < QUAD_LEVELS; i++) {  // unrolled
+    y = max(y, subgroupShuffleXor(y, 4u << i));
+  }
+  return y;
+}
+
+// The bits that all lanes have.
+fn bits_of_lanes(x: u32) -> u32 {
+  var y = x;
+  for (var i = 0u; i < LANE_LEVELS; i++) {  // unrolled
+    y &= subgroupShuffleXor(y, 1u << i);
+  }
+  return y;
 }
 
 fn least_of(x: vec4<f32>) -> f32 {
@@ -145,6 +192,12 @@ fn vector_of_stored(code: u32, stored: StoredToken, t: u32, i: u32, d: u32) -> v
   return vector_of(code, k4, vec4<f32>(stored.x1), vec4<f32>(stored.x2), t, i, d);
 }
 
+// The first channel that a thread has in slab number `e` of its own, of which they are SLAB_GROUPS apart. (Where there are more
+// threads than places, those beyond read the last slab.)
+fn channel(first_slab: u32, e: u32, quad: u32) -> u32 {
+  return min(first_slab + e * SLAB_GROUPS, SLABS - 1u) * SLAB + quad * 4u;
+}
+
 // From the start of the chunk to run `run`.
 fn start_at(slab: u32, run: u32, quad: u32) -> u32 {
   return TOTALS_SIZE + (slab * (RUNS + 1u) + run) * QUADS + quad;
@@ -177,31 +230,32 @@ fn main(
 
   // This thread's channels d .. d + 3 of tokens run RUN .. run RUN + RUN - 1. What is not there is read from the last token
   // and dropped: loads without branches overlap.
-  let working = THREADS == TOTALS_SIZE || lid < TOTALS_SIZE;
+  let working = THREADS == PLACES || lid < PLACES;
   let quad = lid % QUADS;
   let run = lid / QUADS % RUNS;
-  let slab = lid / (QUADS * RUNS);
-  let d = min(slab, SLABS - 1u) * SLAB + quad * 4u;
-  let totals_at = slab * RUNS * QUADS + quad;
+  let first_slab = lid / (QUADS * RUNS);
   let triangles_at = (params.scratch_at + items * FLOATS) / 4u + begin * ((R + CHUNK) * R / 4u);
   let gate_number = min(lid, GATE_COUNT - 1u);
-  var stored: array<StoredToken, 4>;  // [RUN]
+  var stored: array<StoredToken, 8>;  // [OWN_SLABS][RUN]
   var own_gate = 0.0;
   var tokens = table[begin / params.head_count].xy;  // first, and how many
   {
     let h = params.first_head + begin % params.head_count;
     // (Gates, of which there are no more than threads, go before what waits for the other loads.)
     own_gate = gate_at(tokens.x + min(gate_number / N, tokens.y - 1u), gate_number % N, h);
-    for (var t = 0u; t < RUN; t++) {  // unrolled
-      stored[t] = stored_token_at(tokens.x + min(run * RUN + t, tokens.y - 1u), h, d);
+    for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+      let o = e * RUN;
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        stored[o + t] = stored_token_at(tokens.x + min(run * RUN + t, tokens.y - 1u), h, channel(first_slab, e, quad));
+      }
     }
   }
 
   if (lid < 16u) {
     atomicStore(&largest[lid], 0u);
   }
-  if (lid < 8u) {
-    atomicStore(&least[lid], 0x3f800000u);
+  if (lid < 4u) {
+    atomicStore(&fitting[lid], 0xffffffffu);
   }
   workgroupBarrier();
   var words = 0u;  // this chunk's words of `largest`
@@ -220,26 +274,33 @@ fn main(
     let next = select(item, item + step, item + step < items);
     tokens = table[next / params.head_count].xy;
 
-    var alpha: array<vec4<f32>, 4>;
-    var query: array<vec4<f32>, 4>;
-    var read: array<vec4<f32>, 16>;   // [RUN][N]
-    var write: array<vec4<f32>, 16>;  // [RUN][N]
-    for (var t = 0u; t < RUN; t++) {  // unrolled
-      let at = min(run * RUN + t, count - 1u);
-      query[t] = query_of(vec4<f32>(stored[t].q), at, d);
-      for (var i = 0u; i < N; i++) {  // unrolled
-        read[t * N + i] = vector_of_stored(read_code(i), stored[t], at, i, d);
-        write[t * N + i] = vector_of_stored(write_code(i), stored[t], at, i, d);
+    var alpha: array<vec4<f32>, 8>;   // [OWN_SLABS][RUN]
+    var query: array<vec4<f32>, 8>;
+    var read: array<vec4<f32>, 16>;   // [OWN_SLABS][RUN][N]
+    var write: array<vec4<f32>, 16>;
+    for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+      let o = e * RUN;
+      let d = channel(first_slab, e, quad);
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        let at = min(run * RUN + t, count - 1u);
+        query[o + t] = query_of(vec4<f32>(stored[o + t].q), at, d);
+        for (var i = 0u; i < N; i++) {  // unrolled
+          read[(o + t) * N + i] = vector_of_stored(read_code(i), stored[o + t], at, i, d);
+          write[(o + t) * N + i] = vector_of_stored(write_code(i), stored[o + t], at, i, d);
+        }
+        alpha[o + t] = alpha_of(vec4<f32>(stored[o + t].g), h, d);
       }
-      alpha[t] = alpha_of(vec4<f32>(stored[t].g), h, d);
     }
     // The largest of everything. (Numbers that are not negative are in the order of their bits. Dead tokens repeat the last.)
     var peak = vec4<f32>();
-    for (var t = 0u; t < RUN; t++) {  // unrolled
-      peak.z = max(peak.z, largest_of(query[t]));
-      for (var i = 0u; i < N; i++) {  // unrolled
-        peak.x = max(peak.x, largest_of(read[t * N + i]));
-        peak.y = max(peak.y, largest_of(write[t * N + i]));
+    for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+      let o = e * RUN;
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        peak.z = max(peak.z, largest_of(query[o + t]));
+        for (var i = 0u; i < N; i++) {  // unrolled
+          peak.x = max(peak.x, largest_of(read[(o + t) * N + i]));
+          peak.y = max(peak.y, largest_of(write[(o + t) * N + i]));
+        }
       }
     }
     let live_gate = select(0.0, own_gate, lid < GATE_COUNT && lid / N < count);
@@ -247,19 +308,20 @@ fn main(
     if (lid < GATE_COUNT) {
       gate[lid] = live_gate;
     }
-    for (var i = 0u; i < 4u; i++) {  // unrolled
-      let bits = subgroupMax(bitcast<u32>(peak[i]));
-      if (lane == 0u) {
-        atomicMax(&largest[words + i], bits);
+    let peaks = largest_of_lanes(bitcast<vec4<u32>>(peak), lane);
+    if (lane < 4u) {
+      atomicMax(&largest[words + lane], peaks);
+    }
+    for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+      let o = e * RUN;
+      var total = vec4<f32>(1.0);
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        alpha[o + t] = select(vec4<f32>(1.0), alpha[o + t], working && run * RUN + t < count);
+        total *= alpha[o + t];
       }
-    }
-    var total = vec4<f32>(1.0);
-    for (var t = 0u; t < RUN; t++) {  // unrolled
-      alpha[t] = select(vec4<f32>(1.0), alpha[t], working && run * RUN + t < count);
-      total *= alpha[t];
-    }
-    if (working) {
-      space[lid] = total;
+      if (working) {
+        space[lid + e * PLACES] = total;
+      }
     }
     workgroupBarrier();
 
@@ -288,12 +350,6 @@ fn main(
       }
       space[start_at(c / SLAB, RUNS, c % SLAB / 4u)][c % 4u] = from_start;
     }
-    for (var b = 0u; b < TILE_BLOCKS; b++) {  // unrolled
-      let bits = subgroupMin(bitcast<u32>(smallest[b]));
-      if (lane == 0u) {
-        atomicMin(&least[3u + b], bits);
-      }
-    }
     // T is divided by the reads' power as well, so that one stays near 1: reads of up to 2^11 and down to 2^-8 keep
     // float16's precision without. A grows with the writes.
     let most = exponent_of(atomicLoad(&largest[words]), -8);
@@ -301,35 +357,35 @@ fn main(
     let most_write = bitcast<f32>(atomicLoad(&largest[words + 1u])) * bitcast<f32>(atomicLoad(&largest[words + 3u]));
     let writes_exponent = exponent_of(bitcast<u32>(most_write), -24);
     let query_exponent = exponent_of(atomicLoad(&largest[words + 2u]), -24) + max(writes_exponent, 0);
+    // Reads over their power are below 2^(most + 1), writes and queries below 2.
+    let allowed = power(max(most - reads_exponent, 1) - 14);
+    var fits = TILE_BITS;
+    for (var b = 0u; b < TILE_BLOCKS; b++) {  // unrolled
+      fits = select(fits & ~(1u << (TILE_LEVEL + b)), fits, smallest[b] >= allowed);
+    }
+    fits = bits_of_lanes(fits);
+    if (lane == 0u) {
+      atomicAnd(&fitting[0], fits);
+    }
     // The scan takes the largest of S and Z to at most 16, and Z over the reads' power: so |Z - X| is below 2^bound.
     let bound = 1 + max(4 - reads_exponent, 5 + i32(firstLeadingBit(KP)) + 1 + max(most - reads_exponent, 0));
     // As float16, which they may be over their powers, and are multiplied by decays as float16 too: half the registers and
-    // instructions, for one rounding more. [RUN] or [RUN][N], like above.
-    var q: array<vec4<f16>, 4>;
+    // instructions, for one rounding more. [OWN_SLABS][RUN] or [OWN_SLABS][RUN][N], like above.
+    var q: array<vec4<f16>, 8>;
     var b: array<vec4<f16>, 16>;
     var a: array<vec4<f16>, 16>;
-    for (var t = 0u; t < RUN; t++) {  // unrolled
-      let there = select(0.0, 1.0, working && run * RUN + t < count);
-      q[t] = vec4<f16>(query[t] * (there * power(-query_exponent)));
-      for (var i = 0u; i < N; i++) {  // unrolled
-        b[t * N + i] = vec4<f16>(read[t * N + i] * (there * power(-reads_exponent)));
-        a[t * N + i] = vec4<f16>(write[t * N + i] * (gate[(run * RUN + t) * N + i] * power(-writes_exponent)));
-      }
-    }
-
-    workgroupBarrier();
-
-    // Reads over their power are below 2^(most + 1), writes and queries below 2.
-    let allowed = power(max(most - reads_exponent, 1) - 14);
-    if (lid == 0u) {
-      var levels = 0u;
-      for (var b = TILE_LEVEL; b <= LEVELS; b++) {
-        if (bitcast<f32>(atomicLoad(&least[b - 1u])) >= allowed) {
-          levels = b;
+    for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+      let o = e * RUN;
+      for (var t = 0u; t < RUN; t++) {  // unrolled
+        let there = select(0.0, 1.0, working && run * RUN + t < count);
+        q[o + t] = vec4<f16>(query[o + t] * (there * power(-query_exponent)));
+        for (var i = 0u; i < N; i++) {  // unrolled
+          b[(o + t) * N + i] = vec4<f16>(read[(o + t) * N + i] * (there * power(-reads_exponent)));
+          a[(o + t) * N + i] = vec4<f16>(write[(o + t) * N + i] * (gate[(run * RUN + t) * N + i] * power(-writes_exponent)));
         }
       }
-      chosen = vec4<u32>(levels);
     }
+
     if (lid < 8u) {
       atomicStore(&largest[(words ^ 8u) + lid], 0u);
     }
@@ -338,40 +394,51 @@ fn main(
     {
       let h = params.first_head + next % params.head_count;
       own_gate = gate_at(tokens.x + min(gate_number / N, tokens.y - 1u), gate_number % N, h);
-      for (var t = 0u; t < RUN; t++) {  // unrolled
-        stored[t] = stored_token_at(tokens.x + min(run * RUN + t, tokens.y - 1u), h, d);
+      for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+        let o = e * RUN;
+        for (var t = 0u; t < RUN; t++) {  // unrolled
+          stored[o + t] = stored_token_at(tokens.x + min(run * RUN + t, tokens.y - 1u), h, channel(first_slab, e, quad));
+        }
       }
     }
-    let tile_base = workgroupUniformLoad(&chosen).x;
+    let tile_bits = workgroupUniformLoad(&fitting[0]);
+    let tile_base = select(firstLeadingBit(tile_bits), 0u, tile_bits == 0u);
 
     // Reads and queries decayed from the start of the chunk, writes to its end.
+    var decayed: array<vec4<f16>, 16>;  // [OWN_SLABS][RUN][N]
     if (working) {
-      var from_start = space[start_at(slab, run, quad)];
-      let whole = space[start_at(slab, RUNS, quad)];
-      var to_end = whole / space[start_at(slab, run + 1u, quad)];
-      if (tile_base < TILE_LEVEL) {
-        to_end = decay_over(run + 1u, RUNS, totals_at);
-      }
-      let left_at = halves_at + (run * RUN * N * KP + d) / 4u;
-      let query_at = halves_at + ((R + run * RUN) * KP + d) / 4u;
-      if (run == 0u) {
-        floats[floats_at + (WHOLE_DECAY + d) / 4u] = whole;
-      }
-      for (var t = 0u; t < RUN; t++) {  // unrolled
-        let before = from_start;
-        from_start *= alpha[t];
-        for (var i = 0u; i < N; i++) {  // unrolled
-          let decay = select(from_start, before, UNDECAYED && i == 0u);
-          halves[left_at + (t * N + i) * KP / 4u] = b[t * N + i] * vec4<f16>(decay);
+      for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+        let o = e * RUN;
+        let slab = first_slab + e * SLAB_GROUPS;
+        let d = channel(first_slab, e, quad);
+        let totals_at = slab * RUNS * QUADS + quad;
+        var from_start = space[start_at(slab, run, quad)];
+        let whole = space[start_at(slab, RUNS, quad)];
+        var to_end = whole / space[start_at(slab, run + 1u, quad)];
+        if (tile_base < TILE_LEVEL) {
+          to_end = decay_over(run + 1u, RUNS, totals_at);
         }
-        halves[query_at + t * KP / 4u] = q[t] * vec4<f16>(from_start);
-      }
-      for (var back = 0u; back < RUN; back++) {  // unrolled
-        let t = RUN - 1u - back;
-        for (var i = 0u; i < N; i++) {  // unrolled
-          halves[left_at + (WRITES + (t * N + i) * KP) / 4u] = a[t * N + i] * vec4<f16>(to_end);
+        let writes_at = halves_at + (WRITES + run * RUN * N * KP + d) / 4u;
+        let query_at = halves_at + ((R + run * RUN) * KP + d) / 4u;
+        if (run == 0u) {
+          floats[floats_at + (WHOLE_DECAY + d) / 4u] = whole;
         }
-        to_end *= alpha[t];
+        for (var t = 0u; t < RUN; t++) {  // unrolled
+          let before = from_start;
+          from_start *= alpha[o + t];
+          for (var i = 0u; i < N; i++) {  // unrolled
+            let decay = select(from_start, before, UNDECAYED && i == 0u);
+            decayed[(o + t) * N + i] = b[(o + t) * N + i] * vec4<f16>(decay);
+          }
+          halves[query_at + t * KP / 4u] = q[o + t] * vec4<f16>(from_start);
+        }
+        for (var back = 0u; back < RUN; back++) {  // unrolled
+          let t = RUN - 1u - back;
+          for (var i = 0u; i < N; i++) {  // unrolled
+            halves[writes_at + (t * N + i) * KP / 4u] = a[(o + t) * N + i] * vec4<f16>(to_end);
+          }
+          to_end *= alpha[o + t];
+        }
       }
     }
     // What L and A were divided by on top of what stays.
@@ -388,11 +455,15 @@ fn main(
       // First the pairs within blocks, since these fill all of rows and columns with numbers.
       for (var phase = tile_base; phase <= LEVELS; phase++) {
         let level = phase - 1u;
-        for (var current = 0u; current < SLABS; current++) {
-          if (phase > tile_base || current > 0u) {
+        for (var outer = 0u; outer < SLAB_GROUPS; outer++) {
+        for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+          let o = e * RUN;
+          let slab = outer + e * SLAB_GROUPS;
+          let totals_at = slab * RUNS * QUADS + quad;
+          if (phase > tile_base || outer + e > 0u) {
             workgroupBarrier();
           }
-          if (working && slab == current) {
+          if (working && first_slab == outer) {
             let row_at = run * RUN * N * PITCH + quad;
             let query_at = (R + run * RUN) * PITCH + quad;
             if (phase == tile_base) {
@@ -402,15 +473,15 @@ fn main(
               var after = space[start_at(slab, run, quad)] / space[start_at(slab, middle, quad)];
               for (var t = 0u; t < RUN; t++) {  // unrolled
                 let before = after;
-                after *= alpha[t];
+                after *= alpha[o + t];
                 let inverse = 1.0 / after;
                 for (var i = 0u; i < N; i++) {  // unrolled
                   // A read before the token's own decay sees one factor less.
                   let decay = select(after, before, UNDECAYED && i == 0u);
-                  rows[row_at + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
-                  columns[row_at + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(inverse);
+                  rows[row_at + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
+                  columns[row_at + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(inverse);
                 }
-                rows[query_at + t * PITCH] = q[t] * vec4<f16>(after);
+                rows[query_at + t * PITCH] = q[o + t] * vec4<f16>(after);
               }
             } else {
               let runs = (1u << level) / RUN;
@@ -419,21 +490,21 @@ fn main(
                 var factor = space[start_at(slab, run, quad)] / space[start_at(slab, start, quad)];
                 for (var t = 0u; t < RUN; t++) {  // unrolled
                   let before = factor;
-                  factor *= alpha[t];
+                  factor *= alpha[o + t];
                   for (var i = 0u; i < N; i++) {  // unrolled
                     let decay = select(factor, before, UNDECAYED && i == 0u);
-                    rows[row_at + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
+                    rows[row_at + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
                   }
-                  rows[query_at + t * PITCH] = q[t] * vec4<f16>(factor);
+                  rows[query_at + t * PITCH] = q[o + t] * vec4<f16>(factor);
                 }
               } else {
                 var factor = space[start_at(slab, start + runs, quad)] / space[start_at(slab, run + 1u, quad)];
                 for (var back = 0u; back < RUN; back++) {  // unrolled
                   let t = RUN - 1u - back;
                   for (var i = 0u; i < N; i++) {  // unrolled
-                    columns[row_at + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(factor);
+                    columns[row_at + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(factor);
                   }
-                  factor *= alpha[t];
+                  factor *= alpha[o + t];
                 }
               }
             }
@@ -457,6 +528,7 @@ fn main(
             acc[i] = acc[i] + select(0.0, 1.0, select(parted, within, phase == tile_base)) * sum;
           }
         }
+        }
       }
       for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
         acc[i] = select(triangle_power, masked_power, tiles[i].x >= LOWER_TILES) * acc[i];
@@ -468,7 +540,7 @@ fn main(
       }
       if (APART) {
         workgroupBarrier();
-        keep_masked(lid);
+        keep_masked(halves_at, lid);
         workgroupBarrier();
       }
       for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
@@ -477,38 +549,35 @@ fn main(
         }
       }
     } else {
-      // The least decay over half of a smaller block.
+      // Decays over half of a smaller block.
+      var small_fits = (1u << TILE_LEVEL) - 2u;
       for (var b = 0u; b < 3u; b++) {  // unrolled
         let half_block = 1u << b;
         var over = 1.0;
-        if (half_block < RUN) {
-          var product = vec4<f32>(1.0);
-          for (var t = 0u; t < RUN; t++) {  // unrolled
-            product *= alpha[t];
-            if ((t + 1u) % half_block == 0u) {
-              over = min(over, least_of(product));
-              product = vec4<f32>(1.0);
+        for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+          let o = e * RUN;
+          if (half_block < RUN) {
+            var product = vec4<f32>(1.0);
+            for (var t = 0u; t < RUN; t++) {  // unrolled
+              product *= alpha[o + t];
+              if ((t + 1u) % half_block == 0u) {
+                over = min(over, least_of(product));
+                product = vec4<f32>(1.0);
+              }
             }
-          }
-        } else if (working && run % max(half_block / RUN, 1u) == 0u) {
-          over = least_of(decay_over(run, run + half_block / RUN, totals_at));
-        }
-        let bits = subgroupMin(bitcast<u32>(over));
-        if (lane == 0u) {
-          atomicMin(&least[b], bits);
-        }
-      }
-      workgroupBarrier();
-      if (lid == 0u) {
-        var levels = 0u;
-        for (var b = 1u; b < TILE_LEVEL; b++) {
-          if (bitcast<f32>(atomicLoad(&least[b - 1u])) >= allowed) {
-            levels = b;
+          } else if (working && run % max(half_block / RUN, 1u) == 0u) {
+            let totals_at = (first_slab + e * SLAB_GROUPS) * RUNS * QUADS + quad;
+            over = min(over, least_of(decay_over(run, run + half_block / RUN, totals_at)));
           }
         }
-        chosen = vec4<u32>(levels);
+        small_fits = select(small_fits & ~(2u << b), small_fits, over >= allowed);
       }
-      let base = workgroupUniformLoad(&chosen).x;
+      small_fits = bits_of_lanes(small_fits);
+      if (lane == 0u) {
+        atomicAnd(&fitting[1], small_fits);
+      }
+      let small_bits = workgroupUniformLoad(&fitting[1]);
+      let base = select(firstLeadingBit(small_bits), 0u, small_bits == 0u);
 
       for (var level = base; level < LEVELS + 2u; level++) {
         let within = level >= LEVELS;        // the pairs within a block of base levels, of either half of the tokens
@@ -517,8 +586,12 @@ fn main(
         for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
           acc[i] = MatrixSum();
         }
-        for (var current = 0u; current < SLABS; current++) {
-          if (working && slab == current) {
+        for (var outer = 0u; outer < SLAB_GROUPS; outer++) {
+        for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+          let o = e * RUN;
+          let slab = outer + e * SLAB_GROUPS;
+          let totals_at = slab * RUNS * QUADS + quad;
+          if (working && first_slab == outer) {
             if (within) {
               if ((run * RUN >= HALF) == second) {
                 // Decay from the middle of a block on, and its inverse before that.
@@ -533,7 +606,7 @@ fn main(
                 } else if (base == RUN_LEVEL) {
                   for (var t = 0u; t < RUN; t++) {  // unrolled
                     if (t < RUN / 2u) {
-                      after *= alpha[t];
+                      after *= alpha[o + t];
                     }
                   }
                   after = 1.0 / after;
@@ -543,17 +616,17 @@ fn main(
                   var before = after;
                   if (base < RUN_LEVEL) {
                     // Blocks of two tokens or one.
-                    before = select(vec4<f32>(1.0), 1.0 / alpha[t], base == 1u && t % 2u == 0u);
+                    before = select(vec4<f32>(1.0), 1.0 / alpha[o + t], base == 1u && t % 2u == 0u);
                   }
-                  after = select(before * alpha[t], vec4<f32>(1.0), base == 0u);
+                  after = select(before * alpha[o + t], vec4<f32>(1.0), base == 0u);
                   let inverse = 1.0 / after;
                   for (var i = 0u; i < N; i++) {  // unrolled
                     // A read before the token's own decay sees one factor less.
                     let decay = select(after, before, UNDECAYED && i == 0u);
-                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
-                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(inverse);
+                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
+                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(inverse);
                   }
-                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(after);
+                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[o + t] * vec4<f16>(after);
                 }
               }
             } else if (level >= RUN_LEVEL) {
@@ -565,21 +638,21 @@ fn main(
                 var factor = decay_over(start, run, totals_at);
                 for (var t = 0u; t < RUN; t++) {  // unrolled
                   let before = factor;
-                  factor *= alpha[t];
+                  factor *= alpha[o + t];
                   for (var i = 0u; i < N; i++) {  // unrolled
                     let decay = select(factor, before, UNDECAYED && i == 0u);
-                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[t * N + i] * vec4<f16>(decay);
+                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
                   }
-                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[t] * vec4<f16>(factor);
+                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[o + t] * vec4<f16>(factor);
                 }
               } else {
                 var factor = decay_over(run + 1u, start + runs, totals_at);
                 for (var back = 0u; back < RUN; back++) {  // unrolled
                   let t = RUN - 1u - back;
                   for (var i = 0u; i < N; i++) {  // unrolled
-                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[t * N + i] * vec4<f16>(factor);
+                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(factor);
                   }
-                  factor *= alpha[t];
+                  factor *= alpha[o + t];
                 }
               }
             } else {
@@ -589,14 +662,14 @@ fn main(
                 if ((t & ones) == 0u) {
                   before = vec4<f32>(1.0);
                 }
-                let factor = before * alpha[t];
+                let factor = before * alpha[o + t];
                 if (((t >> level) & 1u) == 1u) {
                   let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
                   for (var i = 0u; i < N; i++) {  // unrolled
                     let decay = select(factor, before, UNDECAYED && i == 0u);
-                    rows[(at * N + i) * PITCH + quad] = b[t * N + i] * vec4<f16>(decay);
+                    rows[(at * N + i) * PITCH + quad] = b[(o + t) * N + i] * vec4<f16>(decay);
                   }
-                  rows[(N * HALF + at) * PITCH + quad] = q[t] * vec4<f16>(factor);
+                  rows[(N * HALF + at) * PITCH + quad] = q[o + t] * vec4<f16>(factor);
                 }
                 before = factor;
               }
@@ -609,10 +682,10 @@ fn main(
                 if (((t >> level) & 1u) == 0u) {
                   let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
                   for (var i = 0u; i < N; i++) {  // unrolled
-                    columns[(at * N + i) * PITCH + quad] = a[t * N + i] * vec4<f16>(factor);
+                    columns[(at * N + i) * PITCH + quad] = a[(o + t) * N + i] * vec4<f16>(factor);
                   }
                 }
-                factor *= alpha[t];
+                factor *= alpha[o + t];
               }
             }
           }
@@ -627,9 +700,10 @@ fn main(
               acc[i] = coopMultiplyAdd(left, right, acc[i]);
             }
           }
-          if (current + 1u < SLABS) {
+          if (slab + 1u < SLABS) {
             workgroupBarrier();
           }
+        }
         }
         for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
           let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
@@ -671,23 +745,77 @@ fn main(
       take_masked(triangles_at, lid);
       if (APART) {
         workgroupBarrier();
-        keep_masked(lid);
+        keep_masked(halves_at, lid);
         workgroupBarrier();
       }
       take_triangle(triangles_at, lid);
     }
     workgroupBarrier();
-    let unit = solve(halves_at, bound, words, lid, lane, subgroup);
-    if (lid == 0u) {
-      floats[floats_at + UNIT / 4u] = vec4<f32>(unit, power(reads_exponent), power(writes_exponent), power(query_exponent));
-      floats[floats_at + RESIDUAL_UNIT / 4u] = vec4<f32>(power(min(15 - bound, 0)), 0.0, 0.0, 0.0);
+    solve(halves_at, words, lid, lane, subgroup);
+
+    // W = T B, a slab at a time.
+    let small = below_one(power(writes_exponent));
+    var w_unit = 1.0;
+    for (var outer = 0u; outer < SLAB_GROUPS; outer++) {
+    for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+      let o = e * RUN;
+      let current = outer + e * SLAB_GROUPS;
+      if (working && first_slab == outer) {
+        for (var t = 0u; t < RUN; t++) {  // unrolled
+          for (var i = 0u; i < N; i++) {  // unrolled
+            columns[((run * RUN + t) * N + i) * PITCH + quad] = decayed[(o + t) * N + i];
+          }
+        }
+      }
+      workgroupBarrier();
+      if (current == 0u) {
+        // |W| is at most R max |T| times the largest read, and |U| times the largest residual: powers of two that take these
+        // below 2^15, where they are not already.
+        let most_t = f32(R) * bitcast<f32>(atomicLoad(&largest[words + 4u]));
+        w_unit = power_within(most_t * power(most - reads_exponent + 1));
+        let unit = power_within(most_t * w_unit * power(bound));
+        if (lid == 0u) {
+          floats[floats_at + UNIT / 4u] = vec4<f32>(unit, power(reads_exponent), power(writes_exponent), power(query_exponent));
+          floats[floats_at + W_UNIT / 4u] = vec4<f32>(w_unit, 0.0, 0.0, 0.0);
+        }
+      }
+      for (var i = 0u; i < W_JOB_ROUNDS; i++) {  // unrolled
+        let job = min(i * SUBGROUPS + subgroup, W_JOBS - 1u);
+        let column = job % SLAB_TILES * EDGE / 4u;
+        for (var y = 0u; y < W_ROWS; y++) {  // unrolled
+          acc[y] = MatrixSum();
+        }
+        for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
+          let right = coopLoadT<MatrixRight>(&columns[x * EDGE * PITCH + column], PITCH);
+          for (var y = 0u; y < W_ROWS; y++) {  // unrolled
+            for (var once = 0u; once < u32(x < (y + 1u) * W_SPLIT); once++) {  // if
+              let row = (y * W_SPLIT + job / SLAB_TILES) * EDGE;
+              let left = coopLoadT<MatrixLeft>(&rows[row * LOWER_PITCH + x * EDGE / 4u], LOWER_PITCH);
+              acc[y] = coopMultiplyAdd(left, right, acc[y]);
+            }
+          }
+        }
+        for (var y = 0u; y < W_ROWS; y++) {  // unrolled
+          let row = (y * W_SPLIT + job / SLAB_TILES) * EDGE;
+          coopStoreT(acc[y], &space[W_AT + row * W_PITCH + column], W_PITCH);
+        }
+      }
+      workgroupBarrier();
+      for (var y = 0u; y < W_VECTOR_ROUNDS; y++) {  // unrolled
+        let i = lid + y * THREADS;
+        if ((y + 1u) * THREADS <= R * QUADS || i < R * QUADS) {
+          let w = space[W_AT + i / QUADS * W_PITCH + i % QUADS];
+          halves[halves_at + i / QUADS * KP / 4u + current * QUADS + i % QUADS] = vec4<f16>(w * (-w_unit * small));
+        }
+      }
     }
-    if (lid < 8u) {
-      atomicStore(&least[lid], 0x3f800000u);
+    }
+    if (lid < 4u) {
+      atomicStore(&fitting[lid], 0xffffffffu);
     }
     words ^= 8u;
-    if (APART) {
-      // (Totals of the next chunk take the place of A T.)
+    if (W_OVER) {
+      // (Totals of the next chunk take the place of W.)
       workgroupBarrier();
     }
   }

@@ -19,6 +19,34 @@ const SOURCE_CARRIED = 2u;
 const SOURCE_IDENTITY = 3u;
 const NOWHERE = 0xffffffffu;
 
+// Element (d, c) of the state that a piece starts from.
+fn state_before(source: u32, origin: u32, d: u32, c: u32) -> f32 {
+  var s = 0.0;
+  if (source == SOURCE_IDENTITY) {
+    s = select(0.0, 1.0, d == c && d < K);
+  } else if (d < K && c < V) {
+    let at = (origin * K + d) * V + c;
+    if (source == SOURCE_INITIAL) {
+      s = initial[params.initial_at + at];
+    } else if (source == SOURCE_CARRIED) {
+      s = state[params.state_at + at];
+    }
+  }
+  return s;
+}
+
+// The same of the one that it ends with.
+fn keep_state(source: u32, place: u32, d: u32, c: u32, s: f32) {
+  if (source == SOURCE_IDENTITY) {
+    if (c < K && d < K) {
+      // Transposed, as the join reads it.
+      state[params.transition_at + (place * K + c) * K + d] = s;
+    }
+  } else if (c < V && d < K) {
+    state[params.state_at + (place * K + d) * V + c] = s;
+  }
+}
+
 // Where vector lid + y THREADS of a part lies in workgroup memory, with so many a row.
 fn placed(lid: u32, y: u32, quads: u32, pitch: u32) -> u32 {
   if (THREADS % quads == 0u) {

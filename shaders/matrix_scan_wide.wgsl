@@ -15,11 +15,10 @@ override LEVELS: u32 = firstTrailingBit(LANES / QUADS);
 override OWN_KEYS: u32 = KEY_TILES / SHARE;
 override OWN_LOWER: u32 = LOWER_TILES / SHARE;
 override OWN_TOKENS: u32 = CHUNK / EDGE / SHARE;
-override OWN_ROWS: u32 = OWN_LOWER + OWN_TOKENS;
 override STATE_ITEMS: u32 = OWN_KEYS * EACH;
 override STEP_ITEMS: u32 = OWN_LOWER * EACH;
-// `left`, `lower` and `writes` pass through workgroup memory in turn, in PARTS parts a chunk: columns of the first two, rows of
-// the last. Part s waits for its turn in registers, and part s + AHEAD is asked for as soon as it has left them: NVIDIA's
+// `lower`, `left` and `writes` pass through workgroup memory in turn, in PARTS parts a chunk: columns of the first two, rows of
+// the last. (A, which is needed later than T, waits as tiles in registers.) Part s waits for its turn in registers, and part s + AHEAD is asked for as soon as it has left them: NVIDIA's
 // compiler, driver 580, has one counter for all loads of a thread that are under way, so that waiting for one of them is
 // waiting for all, and what was asked for last should be old by then. Vectors a row of a part, then an odd number of pairs of
 // them, to spread the banks, then all vectors of a part.
@@ -56,7 +55,7 @@ override ALL_SUMS: u32 = GROUPS * SUMS_SIZE;
 override ALL_PEAKS: u32 = GROUPS * QUADS;
 
 var<workgroup> part: array<vec4<f16>, PART_SIZE>;       // of `left`, `lower` or `writes`
-var<workgroup> operand: array<vec4<f16>, ALL_OPERANDS>; // S [K][EDGE], then Z - X, then U [R][EDGE], of each tile
+var<workgroup> operand: array<vec4<f16>, ALL_OPERANDS>; // Z, then S, then U [R or K][EDGE], of each tile
 var<workgroup> sums: array<vec4<f32>, ALL_SUMS>;        // a tile of each subgroup
 var<workgroup> peaks: array<vec4<f32>, ALL_PEAKS>;      // the largest of each subgroup's S and Z, by columns
 var<workgroup> decays: array<vec4<f32>, KEY_QUADS>;     // of the whole chunk
@@ -72,11 +71,11 @@ struct Part {
 }
 
 fn part_of(s: u32) -> Part {
-  if (s < LEFT_PARTS) {
-    return Part(LEFT_QUADS, KEY_QUADS, LEFT_PITCH, LEFT_VECTORS, s * LEFT_QUADS);
+  if (s < LOWER_PARTS) {
+    return Part(LOWER_QUADS, STEP_QUADS, LOWER_PITCH, LOWER_VECTORS, LOWER / 4u + s * LOWER_QUADS);
   }
-  if (s < LEFT_PARTS + LOWER_PARTS) {
-    return Part(LOWER_QUADS, STEP_QUADS, LOWER_PITCH, LOWER_VECTORS, LOWER / 4u + (s - LEFT_PARTS) * LOWER_QUADS);
+  if (s < LOWER_PARTS + LEFT_PARTS) {
+    return Part(LEFT_QUADS, KEY_QUADS, LEFT_PITCH, LEFT_VECTORS, (s - LOWER_PARTS) * LEFT_QUADS);
   }
   let number = s - LEFT_PARTS - LOWER_PARTS;
   return Part(KEY_QUADS, KEY_QUADS, WRITE_PITCH, WRITE_VECTORS, WRITES / 4u + number * WRITE_VECTORS);
@@ -102,11 +101,6 @@ fn store_part(s: u32, lid: u32, y: u32, x: vec4<f16>) {
   if ((y + 1u) * THREADS <= p.vectors || lid + y * THREADS < p.vectors) {
     part[placed(lid, y, p.quads, p.to_pitch)] = x;
   }
-}
-
-// Which of the tiles of (X; Y) or (U; O) number `r` of a subgroup is.
-fn row_tile(r: u32, own: u32) -> u32 {
-  return select(LOWER_TILES + (r - OWN_LOWER) * SHARE, r * SHARE, r < OWN_LOWER) + own;
 }
 
 // The step that row `row` of the contents is of its token: known here where that depends on the `j`th row of a lane alone.
@@ -148,18 +142,7 @@ fn main(
   for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
     let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
     for (var i = 0u; i < 4u; i++) {  // unrolled
-      var s = 0.0;
-      if (state_source == SOURCE_IDENTITY) {
-        s = select(0.0, 1.0, d == c + i && d < K);
-      } else if (d < K && c + i < V) {
-        let at = (origin * K + d) * V + c + i;
-        if (state_source == SOURCE_INITIAL) {
-          s = initial[params.initial_at + at];
-        } else if (state_source == SOURCE_CARRIED) {
-          s = state[params.state_at + at];
-        }
-      }
-      kept[y][i] = s;
+      kept[y][i] = state_before(state_source, origin, d, c + i);
     }
   }
 
@@ -167,13 +150,15 @@ fn main(
   var coming: array<vec4<f16>, 64>;      // [AHEAD][PART_ROUNDS]
   var stored: array<StoredFour, 16>;     // [OWN_LOWER][EACH]
   var decay: array<vec4<f32>, 4>;        // [DECAY_ROUNDS]
-  var acc: array<MatrixSum, 32>;         // [OWN_ROWS or OWN_KEYS]
+  var acc: array<MatrixSum, 32>;         // of U or S [OWN_LOWER or OWN_KEYS]
+  var seen: array<MatrixSum, 16>;        // of O [OWN_TOKENS]
+  var masked: array<MatrixLeft, 32>;     // A [OWN_TOKENS][LOWER_TILES]
   let last = max(piece.x + piece.y, 1u) - 1u;
   var halves_at = halves_base(piece.x, head);
   var rows = table[piece.x].xy;          // first token and tokens of this chunk, and of the next
   var next_rows = table[min(piece.x + 1u, last)].xy;
   var powers = vec4<f32>(1.0);           // unit, then those of reads, writes and queries
-  var residual_unit = 1.0;
+  var w_unit = 1.0;
   if (piece.y > 0u) {
     let floats_at = floats_base(piece.x, head) / 4u;
     for (var i = 0u; i < AHEAD; i++) {  // unrolled
@@ -189,7 +174,7 @@ fn main(
       decay[y] = floats[floats_at + WHOLE_DECAY / 4u + min(lid + y * THREADS, KEY_QUADS - 1u)];
     }
     powers = floats[floats_at + UNIT / 4u];
-    residual_unit = floats[floats_at + RESIDUAL_UNIT / 4u].x;
+    w_unit = floats[floats_at + W_UNIT / 4u].x;
   }
 
   for (var chunk = piece.x; chunk < piece.x + piece.y; chunk++) {
@@ -230,15 +215,17 @@ fn main(
     }
     let unit = vec4<f32>(unit_from(peak.x), unit_from(peak.y), unit_from(peak.z), unit_from(peak.w));
     let up = vec4<f32>(inverse_power(unit.x), inverse_power(unit.y), inverse_power(unit.z), inverse_power(unit.w));
-    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
-      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * (up * grown));
+    // (W is over the reads' power and its unit.)
+    let z_unit = w_unit * inverse_power(powers.y);
+    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
+      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(z[y] * up * z_unit);
     }
 
-    // (X; Y).
-    for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
+    // T Z. T is lower triangular, and a token sees no sub-steps after its own.
+    for (var r = 0u; r < OWN_LOWER; r++) {  // unrolled
       acc[r] = MatrixSum();
     }
-    for (var number = 0u; number < LEFT_PARTS; number++) {  // unrolled
+    for (var number = 0u; number < LOWER_PARTS; number++) {  // unrolled
       if (number > 0u) {
         workgroupBarrier();
       }
@@ -247,51 +234,6 @@ fn main(
       }
       for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
         let s = number + AHEAD;
-        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s >= PARTS), s % PARTS, lid, y);
-      }
-      workgroupBarrier();
-      for (var x = 0u; x < LEFT_ACROSS; x++) {  // unrolled
-        let k = number * LEFT_ACROSS + x;
-        let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
-        for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
-          let a = coopLoadT<MatrixLeft>(&part[row_tile(r, own) * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
-          acc[r] = coopMultiplyAdd(a, b, acc[r]);
-        }
-      }
-    }
-
-    // Z - X; Z is over the reads' power, as B is.
-    let z_unit = inverse_power(powers.y);
-    var passed: array<vec4<f32>, 32>;
-    for (var r = 0u; r < OWN_LOWER; r++) {  // unrolled
-      coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
-      acc[r] = MatrixSum();
-      workgroupBarrier();
-      for (var j = 0u; j < EACH; j++) {  // unrolled
-        passed[r * EACH + j] = sums[my_sums + j * SUMS_PITCH];
-      }
-      workgroupBarrier();
-    }
-    for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
-      let x = (z[y] * up * z_unit - passed[y] * small) * residual_unit;
-      operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(x);
-    }
-    // Y in the units of (A T) (Z - X).
-    for (var t = 0u; t < OWN_TOKENS; t++) {  // unrolled
-      acc[OWN_LOWER + t] = residual_unit * inverse_power(powers.y) * acc[OWN_LOWER + t];
-    }
-
-    // (U; O). T is lower triangular, and a token sees no sub-steps after its own.
-    for (var number = 0u; number < LOWER_PARTS; number++) {  // unrolled
-      if (number > 0u) {
-        workgroupBarrier();
-      }
-      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        let s = LEFT_PARTS + number;
-        store_part(s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
-      }
-      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
-        let s = LEFT_PARTS + number + AHEAD;
         coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s >= PARTS), s % PARTS, lid, y);
       }
       if (number == 0u) {
@@ -310,22 +252,59 @@ fn main(
       for (var x = 0u; x < LOWER_ACROSS; x++) {  // unrolled
         let k = number * LOWER_ACROSS + x;
         let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
-        for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
+        for (var r = 0u; r < OWN_LOWER; r++) {  // unrolled
           // (naga takes no matrix load under a condition in which a variable stands, but in a loop.)
-          let some = ((r < OWN_LOWER) & (k < (r + 1u) * SHARE)) | ((r >= OWN_LOWER) & (k + N * SHARE * OWN_LOWER < N * SHARE * (r + 1u)));
-          for (var once = 0u; once < u32(some); once++) {  // if
-            let a = coopLoadT<MatrixLeft>(&part[row_tile(r, own) * EDGE * LOWER_PITCH + x * QUADS], LOWER_PITCH);
+          for (var once = 0u; once < u32(k < (r + 1u) * SHARE); once++) {  // if
+            let a = coopLoadT<MatrixLeft>(&part[(r * SHARE + own) * EDGE * LOWER_PITCH + x * QUADS], LOWER_PITCH);
             acc[r] = coopMultiplyAdd(a, b, acc[r]);
           }
+        }
+        for (var t = 0u; t < OWN_TOKENS; t++) {  // unrolled
+          masked[t * LOWER_TILES + k] = coopLoadT<MatrixLeft>(&part[(LOWER_TILES + t * SHARE + own) * EDGE * LOWER_PITCH + x * QUADS], LOWER_PITCH);
+        }
+      }
+    }
+
+    // U and Q S.
+    for (var t = 0u; t < OWN_TOKENS; t++) {  // unrolled
+      seen[t] = MatrixSum();
+    }
+    for (var number = 0u; number < LEFT_PARTS; number++) {  // unrolled
+      workgroupBarrier();
+      if (number == 0u) {
+        for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+          operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(kept[y] * (up * grown));
+        }
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        let s = LOWER_PARTS + number;
+        store_part(s, lid, y, coming[s % AHEAD * PART_ROUNDS + y]);
+      }
+      for (var y = 0u; y < PART_ROUNDS; y++) {  // unrolled
+        let s = LOWER_PARTS + number + AHEAD;
+        coming[s % AHEAD * PART_ROUNDS + y] = part_vector(select(halves_at, next_halves, s >= PARTS), s % PARTS, lid, y);
+      }
+      workgroupBarrier();
+      for (var x = 0u; x < LEFT_ACROSS; x++) {  // unrolled
+        let k = number * LEFT_ACROSS + x;
+        let b = coopLoadT<MatrixRight>(&operand[operand_at + k * EDGE * OPERAND_PITCH], OPERAND_PITCH);
+        for (var r = 0u; r < OWN_LOWER; r++) {  // unrolled
+          let a = coopLoadT<MatrixLeft>(&part[(r * SHARE + own) * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
+          acc[r] = coopMultiplyAdd(a, b, acc[r]);
+        }
+        for (var t = 0u; t < OWN_TOKENS; t++) {  // unrolled
+          let a = coopLoadT<MatrixLeft>(&part[(LOWER_TILES + t * SHARE + own) * EDGE * LEFT_PITCH + x * QUADS], LEFT_PITCH);
+          seen[t] = coopMultiplyAdd(a, b, seen[t]);
         }
       }
     }
     let next_powers = floats[next_floats + UNIT / 4u];
-    let next_residual_unit = floats[next_floats + RESIDUAL_UNIT / 4u].x;
+    let next_w_unit = floats[next_floats + W_UNIT / 4u].x;
     rows = next_rows;
     next_rows = table[min(chunk + 2u, last)].xy;
 
-    for (var r = 0u; r < OWN_ROWS; r++) {  // unrolled
+    var passed: array<vec4<f32>, 32>;
+    for (var r = 0u; r < OWN_LOWER; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
       workgroupBarrier();
       for (var j = 0u; j < EACH; j++) {  // unrolled
@@ -336,20 +315,12 @@ fn main(
     for (var y = 0u; y < STEP_ITEMS; y++) {  // unrolled
       operand[my_operand + (y / EACH * SHARE * EDGE + y % EACH) * OPERAND_PITCH] = vec4<f16>(passed[y] * powers.x);
     }
-    if (!TRANSITION) {
-      let o_unit = params.scale * powers.w * small * powers.y * inverse_power(residual_unit);
-      for (var r = 0u; r < OWN_TOKENS; r++) {  // unrolled
-        for (var j = 0u; j < EACH; j++) {  // unrolled
-          let t = r * SHARE * EDGE + my_row + j;
-          if (t < count) {
-            let x = passed[(OWN_LOWER + r) * EACH + j];
-            o_store_four(((first + t) * params.value_heads + h) * V, c, x * unit * o_unit);
-          }
-        }
-      }
+    // Q S in the units of A U.
+    for (var t = 0u; t < OWN_TOKENS; t++) {  // unrolled
+      seen[t] = powers.x * w_unit * inverse_power(powers.y) * seen[t];
     }
 
-    // What the chunk adds to the state.
+    // O, and what the chunk adds to the state.
     for (var r = 0u; r < OWN_KEYS; r++) {  // unrolled
       acc[r] = MatrixSum();
     }
@@ -373,9 +344,30 @@ fn main(
           let a = coopLoad<MatrixLeft>(&part[x * EDGE * WRITE_PITCH + (r * SHARE + own) * QUADS], WRITE_PITCH);
           acc[r] = coopMultiplyAdd(a, b, acc[r]);
         }
+        for (var t = 0u; t < OWN_TOKENS; t++) {  // unrolled
+          for (var once = 0u; once < u32(k < N * SHARE * (t + 1u)); once++) {  // if
+            seen[t] = coopMultiplyAdd(masked[t * LOWER_TILES + k], b, seen[t]);
+          }
+        }
       }
     }
-    let back = powers.y * inverse_power(powers.x) * inverse_power(residual_unit) * powers.z * unit;
+    let whole = powers.y * inverse_power(powers.x) * inverse_power(w_unit) * unit;
+    if (!TRANSITION) {
+      let o_unit = params.scale * powers.w * small;
+      for (var r = 0u; r < OWN_TOKENS; r++) {  // unrolled
+        coopStoreT(seen[r], &sums[sums_at], SUMS_PITCH);
+        workgroupBarrier();
+        for (var j = 0u; j < EACH; j++) {  // unrolled
+          let t = r * SHARE * EDGE + my_row + j;
+          let x = sums[my_sums + j * SUMS_PITCH];
+          if (t < count) {
+            o_store_four(((first + t) * params.value_heads + h) * V, c, x * whole * o_unit);
+          }
+        }
+        workgroupBarrier();
+      }
+    }
+    let back = whole * powers.z;
     for (var r = 0u; r < OWN_KEYS; r++) {  // unrolled
       coopStoreT(acc[r], &sums[sums_at], SUMS_PITCH);
       workgroupBarrier();
@@ -386,7 +378,7 @@ fn main(
       workgroupBarrier();
     }
     powers = next_powers;
-    residual_unit = next_residual_unit;
+    w_unit = next_w_unit;
     halves_at = next_halves;
   }
 
@@ -396,15 +388,7 @@ fn main(
   for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
     let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
     for (var i = 0u; i < 4u; i++) {  // unrolled
-      let s = kept[y][i];
-      if (state_source == SOURCE_IDENTITY) {
-        if (c + i < K && d < K) {
-          // Transposed, as the join reads it.
-          state[params.transition_at + (target_state * K + c + i) * K + d] = s;
-        }
-      } else if (c + i < V && d < K) {
-        state[params.state_at + (target_state * K + d) * V + c + i] = s;
-      }
+      keep_state(state_source, target_state, d, c + i, kept[y][i]);
     }
   }
 }

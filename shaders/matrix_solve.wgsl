@@ -1,8 +1,8 @@
-// What pass 1 of the matrix tier makes of L and A: T = (I + L)^-1 over A T, as `lower`, and the unit of U.
+// What pass 1 of the matrix tier makes of L and A: T = (I + L)^-1 over A, as `lower`.
 //
 // The 16x16 diagonal blocks of I + L are inverted by substitution in float32, then pairs of blocks merged, X_21 = -X_22 (L_21
 // X_11), 16 -> 32 -> 64, on matrix units. Small differences of entries near one matter here: so both operands are the sum of two
-// float16 numbers, and only the product of the two smaller ones is left out. A T has T as `lower` does.
+// float16 numbers, and only the product of the two smaller ones is left out.
 
 const BLOCK = 16u;
 const BLOCK_QUADS = 4u;
@@ -11,22 +11,23 @@ override MERGES: u32 = firstLeadingBit(2u * BLOCKS - 1u);  // log2 of BLOCKS, ro
 // Rows of a block in vec4, one more than they hold, to spread the banks. Blocks above the diagonal are not kept.
 const BLOCK_PITCH = 5u;
 override WORK_SIZE: u32 = BLOCKS * (BLOCKS + 1u) / 2u * BLOCK * BLOCK_PITCH;
-// The same for what lies behind it: A, then A T. (Totals of the next chunk may be written while A T is read.)
-// Where there is no room for both, A comes before L and A T after T.
+// The same for A, which lies behind it, or, where there is no room for both, comes before it.
 override APART: bool = false;
-override MASKED_AT: u32 = select(max(WORK_SIZE, TOTALS_SIZE), 0u, APART);
+override MASKED_AT: u32 = select(WORK_SIZE, 0u, APART);
 override MASKED_PITCH: u32 = R / 4u + 1u;
 override MASKED_SIZE: u32 = CHUNK * MASKED_PITCH;
 override SOLVE_SIZE: u32 = max(WORK_SIZE, MASKED_AT + MASKED_SIZE);
-// Of A over T as float16, and of what T lacks then.
+// Of T as float16, and of what it lacks then.
 override LOWER_PITCH: u32 = R / 4u + 2u;
 override TRIANGLE_ROUNDS: u32 = (R * R / 4u + THREADS - 1u) / THREADS;
 override MASKED_ROUNDS: u32 = (CHUNK * R / 4u + THREADS - 1u) / THREADS;
+// The same for the threads behind the first R, of which there are as many at least.
+override HELPERS: u32 = THREADS - R;
+override TRIANGLE_HELPS: u32 = (R * R / 4u + HELPERS - 1u) / HELPERS;
+override MASKED_HELPS: u32 = (CHUNK * R / 4u + HELPERS - 1u) / HELPERS;
 // Tiles of a merge, at most.
 override MERGE_TILES: u32 = R * R / (8u * EDGE * EDGE);
 override MERGE_ROUNDS: u32 = (MERGE_TILES + SUBGROUPS - 1u) / SUBGROUPS;
-override SEEN_TILES: u32 = QUERY_TILES * LOWER_TILES;  // of A T
-override SEEN_ROUNDS: u32 = (SEEN_TILES + SUBGROUPS - 1u) / SUBGROUPS;
 
 // Elements c .. c + 3 of a row, of which those from `end` on are zeros.
 fn up_to(end: u32, x: vec4<f32>, c: u32) -> vec4<f32> {
@@ -43,7 +44,7 @@ fn lower_at(r: u32, quad: u32) -> u32 {
 // Keeps four elements of L or T as two float16 numbers each.
 fn keep(at: u32, x: vec4<f32>) {
   let high = vec4<f16>(x);
-  rows[CHUNK * LOWER_PITCH + at] = high;
+  rows[at] = high;
   columns[at] = vec4<f16>(x - vec4<f32>(high));
 }
 
@@ -70,26 +71,32 @@ fn take_masked(triangles_at: u32, lid: u32) {
 }
 
 // A as float16. A token sees the sub-steps of the tokens up to it.
-fn keep_masked(lid: u32) {
-  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
-    let t = (lid + y * THREADS) / (R / 4u);
-    let c = (lid + y * THREADS) % (R / 4u);
-    if (t < CHUNK) {
-      rows[t * LOWER_PITCH + c] = vec4<f16>(up_to((t + 1u) * N, space[MASKED_AT + t * MASKED_PITCH + c], c * 4u));
-    }
+fn keep_masked_quad(halves_at: u32, i: u32) {
+  let t = i / (R / 4u);
+  let c = i % (R / 4u);
+  if (t < CHUNK) {
+    let a = up_to((t + 1u) * N, space[MASKED_AT + t * MASKED_PITCH + c], c * 4u);
+    halves[halves_at + (LOWER + R * R) / 4u + i] = vec4<f16>(a);
   }
 }
 
-// Writes `lower`; gives the unit of U. `words` is where the chunk's words of `largest` start. L and A are in `space` (A as float16
-// in `rows` where they are kept apart); what L has on and above its diagonal, and A of what a token does not see, is dropped here.
-fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: u32) -> f32 {
-  if (!APART) {
-    keep_masked(lid);
+fn keep_masked(halves_at: u32, lid: u32) {
+  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
+    keep_masked_quad(halves_at, lid + y * THREADS);
   }
-  // L below the diagonal blocks, and zeros above.
-  for (var y = 0u; y < TRIANGLE_ROUNDS; y++) {  // unrolled
-    let r = (lid + y * THREADS) / (R / 4u);
-    let c = (lid + y * THREADS) % (R / 4u);
+}
+
+// What is done while the first R threads invert the diagonal blocks: A as float16 (unless it is written already), and L below these
+// blocks as two float16 numbers, with zeros above.
+fn split_off_diagonal(halves_at: u32, helper: u32) {
+  if (!APART) {
+    for (var y = 0u; y < MASKED_HELPS; y++) {  // unrolled
+      keep_masked_quad(halves_at, helper + y * HELPERS);
+    }
+  }
+  for (var y = 0u; y < TRIANGLE_HELPS; y++) {  // unrolled
+    let r = (helper + y * HELPERS) / (R / 4u);
+    let c = (helper + y * HELPERS) % (R / 4u);
     if (r < R && c / BLOCK_QUADS != r / BLOCK) {
       var l = vec4<f32>();
       if (c / BLOCK_QUADS < r / BLOCK) {
@@ -98,10 +105,16 @@ fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: 
       keep(r * LOWER_PITCH + c, l);
     }
   }
+}
+
+// Writes `lower`, and the largest of T where the chunk's words of `largest` start at `words`; T as float16 stays in `rows`. L and A
+// are in `space` (A is written already where they are kept apart); what L has on and above its diagonal, and A of what a token does
+// not see, is dropped here.
+fn solve(halves_at: u32, words: u32, lid: u32, lane: u32, subgroup: u32) {
   // One thread a column of a diagonal block.
   let corner = lower_at(lid / BLOCK * BLOCK, lid / BLOCK * BLOCK_QUADS);
   let j = lid % BLOCK;
-  var x: array<f32, 32>;
+  var x: array<f32, BLOCK>;
   if (lid < R) {
     for (var r = 0u; r < BLOCK; r++) {  // unrolled
       x[r] = select(0.0, 1.0, r == j);
@@ -119,9 +132,11 @@ fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: 
     for (var r = 0u; r < BLOCK; r++) {  // unrolled
       let at = (lid / BLOCK * BLOCK + r) * LOWER_PITCH + lid / 4u;
       let high = f16(x[r]);
-      rows[CHUNK * LOWER_PITCH + at][j % 4u] = high;
+      rows[at][j % 4u] = high;
       columns[at][j % 4u] = f16(x[r] - f32(high));
     }
+  } else {
+    split_off_diagonal(halves_at, lid - R);
   }
   workgroupBarrier();
 
@@ -141,8 +156,8 @@ fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: 
       var high = MatrixSum();
       var low = MatrixSum();
       for (var x = start; x < start + size; x += EDGE) {
-        let left = coopLoadT<MatrixLeft>(&rows[(CHUNK + row) * LOWER_PITCH + x / 4u], LOWER_PITCH);
-        let right = coopLoadT<MatrixRight>(&rows[(CHUNK + x) * LOWER_PITCH + column / 4u], LOWER_PITCH);
+        let left = coopLoadT<MatrixLeft>(&rows[row * LOWER_PITCH + x / 4u], LOWER_PITCH);
+        let right = coopLoadT<MatrixRight>(&rows[x * LOWER_PITCH + column / 4u], LOWER_PITCH);
         high = coopMultiplyAdd(left, right, high);
         low = coopMultiplyAdd(left, coopLoadT<MatrixRight>(&columns[x * LOWER_PITCH + column / 4u], LOWER_PITCH), low);
         low = coopMultiplyAdd(coopLoadT<MatrixLeft>(&columns[row * LOWER_PITCH + x / 4u], LOWER_PITCH), right, low);
@@ -168,8 +183,8 @@ fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: 
       var high = MatrixSum();
       var low = MatrixSum();
       for (var x = start + size; x < start + size + second; x += EDGE) {
-        let left = coopLoadT<MatrixLeft>(&rows[(CHUNK + row) * LOWER_PITCH + x / 4u], LOWER_PITCH);
-        let right = coopLoad<MatrixRight>(&rows[(CHUNK + column) * LOWER_PITCH + x / 4u], LOWER_PITCH);
+        let left = coopLoadT<MatrixLeft>(&rows[row * LOWER_PITCH + x / 4u], LOWER_PITCH);
+        let right = coopLoad<MatrixRight>(&rows[column * LOWER_PITCH + x / 4u], LOWER_PITCH);
         high = coopMultiplyAdd(left, right, high);
         low = coopMultiplyAdd(left, coopLoad<MatrixRight>(&columns[column * LOWER_PITCH + x / 4u], LOWER_PITCH), low);
         low = coopMultiplyAdd(coopLoadT<MatrixLeft>(&columns[row * LOWER_PITCH + x / 4u], LOWER_PITCH), right, low);
@@ -195,41 +210,15 @@ fn solve(halves_at: u32, bound: i32, words: u32, lid: u32, lane: u32, subgroup: 
     let r = (lid + y * THREADS) / (R / 4u);
     let c = (lid + y * THREADS) % (R / 4u);
     if (r < R) {
-      let t = rows[(CHUNK + r) * LOWER_PITCH + c];
+      let t = rows[r * LOWER_PITCH + c];
       peak = max(peak, largest_of(vec4<f32>(t)));
       halves[lower_start + r * R / 4u + c] = t;
     }
   }
-  peak = subgroupMax(peak);
+  for (var i = 0u; i < LANE_LEVELS; i++) {  // unrolled
+    peak = max(peak, subgroupShuffleXor(peak, 1u << i));
+  }
   if (lane == 0u) {
     atomicMax(&largest[words + 4u], bitcast<u32>(peak));
   }
-
-  // A T.
-  for (var i = 0u; i < SEEN_ROUNDS; i++) {  // unrolled
-    let tile = min(i * SUBGROUPS + subgroup, SEEN_TILES - 1u);
-    let down = tile / LOWER_TILES * EDGE;
-    let across = tile % LOWER_TILES * EDGE;
-    var seen = MatrixSum();
-    for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
-      let left = coopLoadT<MatrixLeft>(&rows[down * LOWER_PITCH + x * EDGE / 4u], LOWER_PITCH);
-      let right = coopLoadT<MatrixRight>(&rows[(CHUNK + x * EDGE) * LOWER_PITCH + across / 4u], LOWER_PITCH);
-      seen = coopMultiplyAdd(left, right, seen);
-    }
-    coopStoreT(seen, &space[MASKED_AT + down * MASKED_PITCH + across / 4u], MASKED_PITCH);
-  }
-  workgroupBarrier();
-  // |U| is at most R max |T| times the largest residual, which its own unit keeps below 2^15. The power of two that takes
-  // this below 2^15, where it is not already.
-  let most = f32(R) * bitcast<f32>(atomicLoad(&largest[words + 4u])) * power(min(bound, 15));
-  let exponent = bitcast<u32>(most) >> 23u;
-  let unit = select(1.0, bitcast<f32>((127u + 127u + 14u - min(exponent, 254u)) << 23u), exponent > 127u + 14u);
-  for (var y = 0u; y < MASKED_ROUNDS; y++) {  // unrolled
-    let t = (lid + y * THREADS) / (R / 4u);
-    let c = (lid + y * THREADS) % (R / 4u);
-    if (t < CHUNK) {
-      halves[lower_start + (R + t) * R / 4u + c] = vec4<f16>(space[MASKED_AT + t * MASKED_PITCH + c]);
-    }
-  }
-  return unit;
 }

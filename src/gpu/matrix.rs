@@ -68,9 +68,16 @@ pub struct MatrixShape {
     pub groups: usize,
     /// Parts in which the scan takes a chunk's `left` through workgroup memory, `lower` and `writes`.
     pub parts: [usize; 3],
+    /// What it has room for at a time, where it is not wide: one of them (0), `T` and `W` or `Q` and `A` (1), or `Q`, `A` and
+    /// `writes` as well (2).
+    pub together: usize,
     /// Successive tokens of a thread of the pairs pass, and slabs in which it takes the channels.
     pub run: usize,
     slabs: usize,
+    /// How many of the slabs a thread has channels of.
+    own_slabs: usize,
+    /// Whether `W` lies over the totals of the next chunk, a barrier more.
+    w_over: bool,
     /// Whether the pairs pass has room for one of `L` and `A` at a time.
     pub apart: bool,
     /// Workgroups that the device runs in about the time of one.
@@ -84,7 +91,7 @@ pub struct MatrixShape {
 const SCAN_THREADS: usize = 256;
 /// Forms of the scan: value columns a workgroup; where it is wide, subgroups that share a tile of columns, else 0; and how long
 /// a workgroup takes, relatively, as timed (`benches/NOTES.md`).
-const FORMS: [(usize, usize, f64); 3] = [(16, 0, 1.0), (32, 0, 1.85), (64, 2, 1.88)];
+const FORMS: [(usize, usize, f64); 3] = [(16, 0, 1.0), (32, 0, 2.2), (64, 2, 2.12)];
 /// Rows and columns of a block that the pairs pass inverts by substitution.
 const BLOCK: usize = 16;
 
@@ -154,8 +161,11 @@ impl MatrixShape {
                 SCAN_THREADS / units.subgroup
             },
             parts: [1, 1, 1],
+            together: 0,
             run: 2,
             slabs: 1,
+            own_slabs: 1,
+            w_over: false,
             apart: false,
             width,
             key_dim: problem.key_dim,
@@ -173,24 +183,47 @@ impl MatrixShape {
         let shape = divisors(across)
             .flat_map(|left| divisors(most_lower).map(move |lower| [left, lower]))
             .flat_map(|[left, lower]| divisors(steps).map(move |writes| [left, lower, writes]))
-            .map(|parts| Self { parts, ..whole })
+            .flat_map(|parts| {
+                let most = match parts {
+                    _ if wide => 0,
+                    [1, 1, 1] => 2,
+                    [1, 1, _] => 1,
+                    _ => 0,
+                };
+                (0..=most).map(move |together| (parts, together))
+            })
+            .map(|(parts, together)| Self {
+                parts,
+                together,
+                ..whole
+            })
             .filter(|shape| shape.scan_memory() <= memory && shape.fits_registers())
             .min_by_key(|shape| {
                 let parts = shape.parts.iter().sum::<usize>();
-                (wide && !parts.is_multiple_of(2), parts)
+                (wide && !parts.is_multiple_of(2), shape.stages(), parts)
             })
             .unwrap_or(Self {
                 parts: [across, most_lower, steps],
                 ..whole
             });
-        // Few slabs, since each is two barriers more, as `apart` is.
+        // Few slabs, since each is two barriers more, as `apart` is, and `w_over` one. Where threads would have four tokens, they have
+        // two in each of two slabs, so that all of them fill each slab.
         let shapes = || {
-            [false, true]
-                .into_iter()
-                .flat_map(|apart| divisors(across).map(move |slabs| (apart, slabs)))
-                .map(|(apart, slabs)| Self {
+            divisors(across)
+                .flat_map(|slabs| {
+                    let may = shape.run == 4 && slabs % 2 == 0;
+                    let own = if may { [2, 1].iter() } else { [1].iter() };
+                    own.map(move |&own_slabs| (slabs, own_slabs))
+                })
+                .flat_map(|each| {
+                    [(false, false), (false, true), (true, true)].map(|over| (each, over))
+                })
+                .map(|((slabs, own_slabs), (apart, w_over))| Self {
                     apart,
+                    w_over,
                     slabs,
+                    own_slabs,
+                    run: shape.run / own_slabs,
                     ..shape
                 })
         };
@@ -233,10 +266,11 @@ impl MatrixShape {
     }
 
     /// Workgroups of the pairs pass for so many chunks of a head. Each takes up to 8 in turn, since it asks for the next
-    /// one's inputs while it computes, but there are enough of them to even out.
+    /// one's inputs while it computes, but there are enough of them to even out, and a multiple of those that run at once.
     pub fn pairs_workgroups(&self, chunk_heads: u64) -> u64 {
-        let enough = 4 * self.width.max(1) as u64;
-        chunk_heads.min(enough).max(chunk_heads.div_ceil(8))
+        let width = self.width.max(1) as u64;
+        let rounds = chunk_heads.div_ceil(8 * width).max(4);
+        chunk_heads.min(width * rounds)
     }
 
     /// float32 words of scratch memory for so many chunks of a head, as in `shaders/matrix_chunk.wgsl`.
@@ -263,20 +297,20 @@ impl MatrixShape {
     }
 
     fn pairs_threads(&self) -> usize {
-        (self.key_pad / 4 * (self.tokens / self.run))
+        (self.key_pad / 4 / self.own_slabs * (self.tokens / self.run))
             .max(128)
             .next_multiple_of(64)
     }
 
-    /// Tiles of the triangles, of a product with small blocks of tokens, and of `A T`, for each subgroup of the pairs pass.
-    fn pairs_rounds(&self) -> [usize; 3] {
+    /// Tiles of the triangles and of a product with small blocks of tokens, for each subgroup of the pairs pass.
+    fn pairs_rounds(&self) -> [usize; 2] {
         let edge = self.units.edge;
         let n = self.substeps / self.tokens;
         let (lower, queries) = (self.substeps / edge, self.tokens / edge);
         let triangles = (lower * (lower + 1) + n * queries * (queries + 1)) / 2;
         let [down, across] = self.small_tiles();
         let subgroups = self.pairs_threads() / self.units.subgroup;
-        [triangles, down * across, queries * lower].map(|tiles| tiles.div_ceil(subgroups))
+        [triangles, down * across].map(|tiles| tiles.div_ceil(subgroups))
     }
 
     /// Tiles down and across a product with small blocks of tokens.
@@ -285,11 +319,80 @@ impl MatrixShape {
         [n + 1, n].map(|each| (each * self.tokens / 2).div_ceil(self.units.edge))
     }
 
-    /// Tiles that a subgroup of the scan has of a product over all rows, and of the one that changes the state, at most.
-    fn scan_tiles(&self) -> [usize; 2] {
+    /// Subgroups of the pairs pass that share a column of tiles of `W`.
+    fn w_split(&self) -> usize {
+        let subgroups = self.pairs_threads() / self.units.subgroup;
+        let across = self.key_tiles() / self.slabs;
+        let steps = self.substeps / self.units.edge;
+        (0..usize::BITS)
+            .map(|i| 1 << i)
+            .take_while(|&split| {
+                across * split <= subgroups.max(across) && steps.is_multiple_of(split)
+            })
+            .last()
+            .unwrap_or(1)
+    }
+
+    /// Tiles of `U`, `O` and `S` that the scan makes.
+    fn scan_tiles(&self) -> [usize; 3] {
         let across = self.columns / self.units.edge;
-        let each = |rows: usize| (rows / self.units.edge * across).div_ceil(self.groups);
-        [each(self.substeps + self.tokens), each(self.key_pad)]
+        [self.substeps, self.tokens, self.key_pad].map(|rows| rows / self.units.edge * across)
+    }
+
+    /// Subgroups of a scan that is not wide which share a tile of `U`.
+    fn split(&self) -> usize {
+        let [tiles, ..] = self.scan_tiles();
+        let steps = [
+            self.key_tiles() / self.parts[0],
+            self.substeps / self.units.edge,
+        ];
+        (0..usize::BITS)
+            .map(|i| 1 << i)
+            .take_while(|&split| {
+                tiles * split <= self.groups.max(tiles)
+                    && steps.iter().all(|n: &usize| n.is_multiple_of(split))
+            })
+            .last()
+            .unwrap_or(1)
+    }
+
+    /// How often the scan fills the place of its parts for a chunk.
+    fn stages(&self) -> usize {
+        let [left, _, writes] = self.parts;
+        match self.together {
+            _ if self.wide => self.parts.iter().sum(),
+            0 => 2 + 2 * left + writes,
+            1 => 2 + writes,
+            _ => 2,
+        }
+    }
+
+    /// Subgroups of a scan that is not wide which make `O`, and the first of those that change the state. Where both is done
+    /// at the same time, so many that the one who makes most products makes few.
+    fn output_groups(&self) -> [usize; 2] {
+        let [_, outputs, state] = self.scan_tiles();
+        let steps = self.substeps / self.units.edge;
+        if self.together < 2 || self.groups < 2 {
+            return [self.groups, 0];
+        }
+        let some = (1..self.groups)
+            .min_by_key(|&some| {
+                (outputs.div_ceil(some) * (self.key_tiles() + steps))
+                    .max(state.div_ceil(self.groups - some) * steps)
+            })
+            .unwrap_or(1);
+        [some, some]
+    }
+
+    /// How many tiles of `U`, `O` and `S` a subgroup has, at most.
+    fn scan_tile_rounds(&self) -> [usize; 3] {
+        let [u, outputs, state] = self.scan_tiles();
+        let [some, first] = self.output_groups();
+        [
+            (u * self.split()).div_ceil(self.groups),
+            outputs.div_ceil(some),
+            state.div_ceil(self.groups - first),
+        ]
     }
 
     /// The pass that is the scan.
@@ -309,7 +412,26 @@ impl MatrixShape {
         }
     }
 
-    /// Rows of a part of `left`, of `lower` and of `writes`, and vec4s of float16 in each.
+    /// Where the scan is not wide, rows of `T`, of a part of `W`, of one of `Q`, of `A` and of a part of `writes`, and vec4s of
+    /// float16 in each.
+    fn slices(&self) -> [[usize; 2]; 5] {
+        let [left, _, writes] = self.parts;
+        let (across, steps) = (self.key_pad / left / 4, self.substeps / 4);
+        [
+            [self.substeps, steps],
+            [self.substeps, across],
+            [self.tokens, across],
+            [self.tokens, steps],
+            [self.substeps / writes, self.key_pad / 4],
+        ]
+    }
+
+    /// How often all its threads take a vector of each.
+    fn slice_rounds(&self) -> [usize; 5] {
+        self.slices().map(|[rows, quads]| self.rounds(rows * quads))
+    }
+
+    /// Where it is wide, rows of a part of `left`, of `lower` and of `writes`, and vec4s of float16 in each.
     fn part_sizes(&self) -> [[usize; 2]; 3] {
         let rows = self.substeps + self.tokens;
         let [left, lower, writes] = self.parts;
@@ -390,7 +512,8 @@ impl MatrixShape {
             return false;
         }
         let pairs = self.pairs_rounds().into_iter().all(|rounds| rounds <= 32)
-            && self.solve_rounds().into_iter().all(|rounds| rounds <= 16);
+            && self.solve_rounds(0).into_iter().all(|rounds| rounds <= 16);
+        let masked = tiles[1] / self.share * steps;
         if self.wide {
             let [each, state, u] = self.items();
             let lanes = self.units.subgroup;
@@ -399,27 +522,27 @@ impl MatrixShape {
                 && 4 * state * lanes <= 16 * 128
                 && state <= 32
                 && u <= 16
-                && (steps + self.tokens / self.units.edge) * each <= 32
+                && steps * each <= 32
+                && masked <= 32
                 && self.ahead() * self.part_rounds() <= 64
                 && (self.key_pad / 4).div_ceil(self.scan_threads()) <= 4
                 && pairs;
         }
         let [state, u] = self.team_rounds();
-        self.scan_tiles().into_iter().all(|tiles| 2 * tiles <= 32)
-            && self
-                .part_vectors()
-                .into_iter()
-                .all(|n| self.rounds(n) <= 32)
+        let [tiles, outputs, state_tiles] = self.scan_tile_rounds();
+        2 * tiles.max(state_tiles) <= 32
+            && 2 * outputs <= 16
+            && self.slice_rounds().into_iter().all(|rounds| rounds <= 32)
             && (self.key_tiles() / self.parts[0]).max(steps) <= 16
             && state * self.own() <= 16
             && u <= 16
             && pairs
     }
 
-    /// How often all threads of the pairs pass take four elements of `L`, and of `A`.
-    fn solve_rounds(&self) -> [usize; 2] {
+    /// How often all threads of the pairs pass but the first take four elements of `L`, and of `A`.
+    fn solve_rounds(&self, first: usize) -> [usize; 2] {
         [self.substeps, self.tokens]
-            .map(|rows| (rows * self.substeps / 4).div_ceil(self.pairs_threads()))
+            .map(|rows| (rows * self.substeps / 4).div_ceil(self.pairs_threads() - first))
     }
 
     /// Bytes of workgroup memory of each pass, each variable rounded up to 16.
@@ -427,21 +550,25 @@ impl MatrixShape {
         let edge = self.units.edge;
         let n = self.substeps / self.tokens;
         let pitch = self.key_pad / self.slabs / 4 + 2;
-        let rows = (2 * self.substeps + self.tokens) * pitch.max(self.substeps / 4 + 2);
+        let lower_pitch = self.substeps / 4 + 2;
+        let rows = ((self.substeps + self.tokens) * pitch).max(self.substeps * lower_pitch)
+            + self.substeps * pitch.max(lower_pitch);
         let [down, across] = self.small_tiles();
         let quads = self.key_pad / 4;
         let totals = self.tokens / self.run * quads;
-        let products = totals + totals + quads + down * across * edge * edge / 4;
+        let products = totals + (totals + quads).max(down * across * edge * edge / 4);
         let blocks = self.substeps / BLOCK;
         let work = blocks * (blocks + 1) / 2 * BLOCK * 5;
         let masked = self.tokens * (self.substeps / 4 + 1);
+        let w = self.substeps * (quads / self.slabs + 1);
         let solve = if self.apart {
             work.max(masked)
         } else {
-            work.max(totals) + masked
+            work + masked
         };
+        let w = if self.w_over { w } else { totals + w };
         8 * rows
-            + 16 * products.max(solve)
+            + 16 * products.max(solve).max(w)
             + 4 * (n + 2 + self.factors) * self.tokens
             + 4 * self.pairs_threads()
             + 128
@@ -462,16 +589,21 @@ impl MatrixShape {
                 + self.groups * 16 * (self.units.edge * pitch + self.units.edge / 4)
                 + 4 * self.key_pad;
         }
-        let parts = self
-            .part_sizes()
+        let [t, w, q, a, writes] = self
+            .slices()
             .map(|[rows, quads]| rows * 2 * ((quads / 2) | 1));
-        let part = parts.into_iter().max().unwrap_or(0);
-        let rows = (self.substeps + self.tokens).max(self.key_pad);
+        let part = match self.together {
+            0 => t.max(w).max(q).max(a).max(writes),
+            1 => (t + w).max(q + a).max(writes),
+            _ => (t + w).max(q + a + writes),
+        };
+        let rows = (self.split() * self.substeps).max(self.key_pad + self.tokens);
         8 * part
             + 4 * self.columns * (rows + 4)
             + 2 * self.columns * (self.key_pad + self.substeps + 16)
             + 8 * self.columns
-            + 16
+            + 32
+            + 4 * self.columns
     }
 
     /// No fewer loop iterations than an invocation of the scan needs for a chunk, where its loops are not written out.
@@ -486,34 +618,40 @@ impl MatrixShape {
             let between = 2 * state + 5 * u + self.units.subgroup.ilog2() as usize;
             return parts + products + passed + between + 2 * rows + keys + 16;
         }
-        let [tiles, state_tiles] = self.scan_tiles();
-        let [left, lower, writes] = self.part_vectors().map(|n| self.rounds(n));
+        let [tiles, outputs, state_tiles] = self.scan_tile_rounds();
+        let slices = self.slice_rounds().into_iter().sum::<usize>();
         let [state, u] = self.team_rounds();
-        let [left_parts, _, write_parts] = self.parts;
         let (across, steps) = (self.key_tiles(), self.substeps / self.units.edge);
-        let outputs = self.rounds(self.tokens * self.columns / 4);
+        let parts = self.parts.iter().sum::<usize>();
+        let stores = self.rounds(self.tokens * self.columns / 4);
         let levels = self.team().ilog2() as usize;
-        let columns = levels + self.own() * (5 + levels + 2 * state + u) + state * (1 + self.own());
-        let left_product = left_parts * (1 + 2 * left + tiles) + tiles * (3 + across);
-        let lower_product = 2 * lower + tiles * (1 + steps);
-        let contents = 12 * u;
-        let write_product =
-            write_parts * (1 + 2 * writes + state_tiles) + state_tiles * (2 + steps) + 5 * outputs;
-        columns + left_product + lower_product + contents + write_product + 8
+        let columns =
+            levels + self.own() * (5 + levels + 2 * state + 3 * u) + state * (1 + self.own());
+        let contents = u * (14 + self.split());
+        let products = (tiles + 2 * outputs) * (across + steps + 6 * parts)
+            + state_tiles * (steps + 2 + 2 * parts);
+        columns + contents + parts * (2 + 2 * slices) + products + 5 * stores + 12
     }
 
     /// Bounds of the loops that are written out, see [`super::shaders::unroll`].
     pub fn unrolled(&self) -> Vec<(&'static str, usize)> {
-        let [tiles, state_tiles] = self.scan_tiles();
-        let [left, lower, writes] = self.part_vectors();
+        let [tiles, output_tiles, state_tiles] = self.scan_tile_rounds();
+        let [t, w, q, a, writes] = self.slice_rounds();
+        let split = self.split();
         let steps = self.substeps / self.units.edge;
         let [state, u] = self.team_rounds();
         let [each, state_items, step_items] = self.items();
         let edge = self.units.edge;
-        let [pairs, small, seen] = self.pairs_rounds();
-        let [triangle, masked] = self.solve_rounds();
+        let [pairs, small] = self.pairs_rounds();
+        let subgroups = self.pairs_threads() / self.units.subgroup;
+        let [triangle, masked] = self.solve_rounds(0);
+        let [triangle_helps, masked_helps] = self.solve_rounds(self.substeps);
         vec![
-            ("TILE_ROUNDS", tiles),
+            ("SPLIT", split),
+            ("SPLIT_ACROSS", self.key_tiles() / self.parts[0] / split),
+            ("SPLIT_LOWER", steps / split),
+            ("U_TILE_ROUNDS", tiles),
+            ("OUTPUT_TILE_ROUNDS", output_tiles),
             ("STATE_TILE_ROUNDS", state_tiles),
             ("LEFT_PARTS", self.parts[0]),
             ("LOWER_PARTS", self.parts[1]),
@@ -528,10 +666,6 @@ impl MatrixShape {
             ("OWN_KEYS", self.key_tiles() / self.share),
             ("OWN_LOWER", steps / self.share),
             ("OWN_TOKENS", self.tokens / edge / self.share),
-            (
-                "OWN_ROWS",
-                (self.substeps + self.tokens) / edge / self.share,
-            ),
             ("EACH", each),
             ("STATE_ITEMS", state_items),
             ("STEP_ITEMS", step_items),
@@ -539,9 +673,11 @@ impl MatrixShape {
             ("AHEAD", self.ahead()),
             ("PART_ROUNDS", self.part_rounds()),
             ("DECAY_ROUNDS", self.rounds(self.key_pad / 4)),
-            ("LEFT_ROUNDS", self.rounds(left)),
-            ("LOWER_ROUNDS", self.rounds(lower)),
-            ("WRITE_ROUNDS", self.rounds(writes)),
+            ("T_ROUNDS", t),
+            ("W_ROUNDS", w),
+            ("Q_ROUNDS", q),
+            ("A_ROUNDS", a),
+            ("WRITE_ROUNDS", writes),
             ("STATE_ROUNDS", state),
             ("OWN", self.own()),
             ("U_ROUNDS", u),
@@ -549,8 +685,21 @@ impl MatrixShape {
             ("OUTPUT_ROUNDS", self.rounds(self.tokens * self.columns / 4)),
             ("TRIANGLE_ROUNDS", triangle),
             ("MASKED_ROUNDS", masked),
-            ("SEEN_ROUNDS", seen),
+            ("TRIANGLE_HELPS", triangle_helps),
+            ("MASKED_HELPS", masked_helps),
+            ("LANE_LEVELS", self.units.subgroup.ilog2() as usize),
+            ("QUAD_LEVELS", self.units.subgroup.ilog2() as usize - 2),
+            ("W_ROWS", steps / self.w_split()),
+            (
+                "W_JOB_ROUNDS",
+                (self.key_tiles() / self.slabs * self.w_split()).div_ceil(subgroups),
+            ),
+            (
+                "W_VECTOR_ROUNDS",
+                (self.substeps * self.key_pad / 4 / self.slabs).div_ceil(self.pairs_threads()),
+            ),
             ("N", self.substeps / self.tokens),
+            ("OWN_SLABS", self.own_slabs),
             ("RUN", self.run),
             ("FACTORS", self.factors),
             ("RUNS", self.tokens / self.run),
@@ -568,7 +717,7 @@ impl MatrixShape {
                 (self.substeps / self.units.edge)
                     .pow(2)
                     .div_ceil(8)
-                    .div_ceil(self.pairs_threads() / self.units.subgroup),
+                    .div_ceil(subgroups),
             ),
         ]
     }
@@ -582,6 +731,9 @@ impl MatrixShape {
                 ("SUBGROUPS", self.pairs_threads() / self.units.subgroup),
                 ("RUN", self.run),
                 ("SLABS", self.slabs),
+                ("OWN_SLABS", self.own_slabs),
+                ("W_OVER", usize::from(self.w_over)),
+                ("W_SPLIT", self.w_split()),
                 ("APART", usize::from(self.apart)),
                 ("ALL_CHANNELS", usize::from(self.key_pad == self.key_dim)),
             ]),
@@ -598,6 +750,10 @@ impl MatrixShape {
                 ("VB", self.columns),
                 ("THREADS", SCAN_THREADS),
                 ("GROUPS", self.groups),
+                ("SPLIT", self.split()),
+                ("OUTPUT_GROUPS", self.output_groups()[0]),
+                ("STATE_FROM", self.output_groups()[1]),
+                ("TOGETHER", self.together),
                 ("TEAM", self.team()),
                 ("TEAM_IS_SUBGROUP", usize::from(self.team_is_subgroup())),
                 ("LEFT_PARTS", self.parts[0]),

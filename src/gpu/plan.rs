@@ -183,13 +183,21 @@ pub fn matrix_chunk_shape(
     match asked {
         Some(c) => shape(c),
         None => {
-            // As large as it may be, but no larger than the longest sequence needs.
+            // As large as it may be, but no larger than the longest sequence needs. Where workgroups are so many that the scan
+            // is wide, the pass before it takes as long, and that grows with the square of a chunk (`benches/NOTES.md`).
             let enough = CHUNK_SIZES.into_iter().find(|&c| c >= longest);
-            CHUNK_SIZES
+            let shapes = CHUNK_SIZES
                 .into_iter()
                 .rev()
                 .filter(|&c| enough.is_none_or(|enough| c <= enough))
-                .find_map(|c| shape(c).ok())
+                .filter_map(|c| shape(c).ok())
+                .collect::<Vec<_>>();
+            let is_wide = |shape: &&ChunkShape| shape.matrix.is_some_and(|m| m.wide);
+            shapes
+                .iter()
+                .find(|shape| !is_wide(shape) || shape.tokens <= 32)
+                .or(shapes.first())
+                .cloned()
                 .map_or_else(|| shape(CHUNK_SIZES[0]), Ok)
         }
     }
