@@ -256,6 +256,15 @@ fn main(
     let next_halves = halves_base(next, head);
     let next_floats = floats_base(next, head) / 4u;
 
+    // (What does not wait for sums goes before what does.)
+    for (var y = 0u; y < T_ROUNDS; y++) {  // unrolled
+      store_part(0u, T_VECTORS, LOWER_QUADS, LOWER_PITCH, lid, y, t_part[y]);
+    }
+    if (TOGETHER > 0u) {
+      for (var y = 0u; y < W_ROUNDS; y++) {  // unrolled
+        store_part(W_AT, W_VECTORS, LEFT_QUADS, LEFT_PITCH, lid, y, w_part[y]);
+      }
+    }
     var z: array<vec4<f32>, 16>;         // [U_ROUNDS]
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
@@ -324,14 +333,6 @@ fn main(
       acc[2u * i] = MatrixSum();
       acc[2u * i + 1u] = MatrixSum();
     }
-    for (var y = 0u; y < T_ROUNDS; y++) {  // unrolled
-      store_part(0u, T_VECTORS, LOWER_QUADS, LOWER_PITCH, lid, y, t_part[y]);
-    }
-    if (TOGETHER > 0u) {
-      for (var y = 0u; y < W_ROUNDS; y++) {  // unrolled
-        store_part(W_AT, W_VECTORS, LEFT_QUADS, LEFT_PITCH, lid, y, w_part[y]);
-      }
-    }
     workgroupBarrier();
     for (var y = 0u; y < T_ROUNDS; y++) {  // unrolled
       t_part[y] = t_vector(next_halves, lid + y * THREADS);
@@ -377,13 +378,14 @@ fn main(
     }
     workgroupBarrier();
 
+    var u_sum: array<vec4<f32>, 16>;     // [U_ROUNDS]
     for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
       let i = min(member + y * TEAM, STEP_QUADS * OWN - 1u);
       var u = vec4<f32>();
       for (var x = 0u; x < SPLIT; x++) {  // unrolled
         u += sums[(own + i / STEP_QUADS) * SUMS_PITCH + x * STEP_QUADS + i % STEP_QUADS];
       }
-      steps[step_at(own, member + y * TEAM)] = vec4<f16>(u * powers.x);
+      u_sum[y] = u;
     }
     for (var y = 0u; y < Q_ROUNDS; y++) {  // unrolled
       store_part(0u, Q_VECTORS, LEFT_QUADS, LEFT_PITCH, lid, y, q_part[y]);
@@ -397,6 +399,9 @@ fn main(
       for (var y = 0u; y < WRITE_ROUNDS; y++) {  // unrolled
         store_part(WRITES_AT, WRITE_VECTORS, WRITE_QUADS, WRITE_PITCH, lid, y, write_part[y]);
       }
+    }
+    for (var y = 0u; y < U_ROUNDS; y++) {  // unrolled
+      steps[step_at(own, member + y * TEAM)] = vec4<f16>(u_sum[y] * powers.x);
     }
     if (!TEAM_IS_SUBGROUP) {
       for (var i = lid; i < VB; i += THREADS) {

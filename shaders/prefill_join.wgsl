@@ -15,7 +15,8 @@
 
 // A row each, at least K.
 override THREADS: u32 = 128u;
-const AHEAD = 8u;
+// M is read so many columns at a time, those of the next time while these are used; the first, and N, before the state is known.
+const AHEAD = 32u;
 override SPAN: u32 = (K + AHEAD - 1u) / AHEAD * AHEAD;
 
 var<workgroup> s: array<vec4<f32>, SPAN>;
@@ -59,23 +60,30 @@ fn main(
     let slot = (entry.x + segment) * params.value_heads + h;
     let at = params.scratch_at + (slot * K + row) * V + column;
     if (segment > 0u) {
+      let transition = params.transition_at + slot * K * K + row;
+      var m: array<f32, AHEAD>;
+      for (var y = 0u; y < 32u; y++) {  // unrolled
+        m[y] = slots[transition + min(y, K - 1u) * K];
+      }
+      var n: vec4<f32>;
+      for (var c = 0u; c < 4u; c++) {  // unrolled
+        n[c] = select(0.0, slots[at + min(c, V - 1u - column)], column + c < V);
+      }
       workgroupBarrier();
       if (lid < K) {
         s[lid] = x;
       }
       workgroupBarrier();
-      for (var c = 0u; c < 4u; c++) {
-        x[c] = select(0.0, slots[at + min(c, V - 1u - column)], column + c < V);
-      }
-      let transition = params.transition_at + slot * K * K + row;
+      x = n;
       for (var j = 0u; j < SPAN; j += AHEAD) {
-        var m: array<f32, AHEAD>;
-        for (var y = 0u; y < AHEAD; y++) {
-          m[y] = slots[transition + min(j + y, K - 1u) * K];
+        var next: array<f32, AHEAD>;
+        for (var y = 0u; y < 32u; y++) {  // unrolled
+          next[y] = slots[transition + min(j + AHEAD + y, K - 1u) * K];
         }
-        for (var y = 0u; y < AHEAD; y++) {
+        for (var y = 0u; y < 32u; y++) {  // unrolled
           x = fma(vec4<f32>(m[y]), s[j + y], x);
         }
+        m = next;
       }
     }
     if (lid < K) {

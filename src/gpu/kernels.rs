@@ -169,7 +169,7 @@ impl Default for PrefillSettings {
         Self {
             chunk: None,
             element: Element::F32,
-            scratch_limit: 176 << 20,
+            scratch_limit: 194 << 20,
             continues: false,
             has_initial: false,
             tier: Tier::Portable,

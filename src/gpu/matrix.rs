@@ -91,7 +91,7 @@ pub struct MatrixShape {
 const SCAN_THREADS: usize = 256;
 /// Forms of the scan: value columns a workgroup; where it is wide, subgroups that share a tile of columns, else 0; and how long
 /// a workgroup takes, relatively, as timed (`benches/NOTES.md`).
-const FORMS: [(usize, usize, f64); 3] = [(16, 0, 1.0), (32, 0, 2.2), (64, 2, 2.12)];
+const FORMS: [(usize, usize, f64); 2] = [(16, 0, 1.0), (64, 2, 2.12)];
 /// Rows and columns of a block that the pairs pass inverts by substitution.
 const BLOCK: usize = 16;
 
@@ -265,11 +265,11 @@ impl MatrixShape {
         Ok(shape)
     }
 
-    /// Workgroups of the pairs pass for so many chunks of a head. Each takes up to 8 in turn, since it asks for the next
+    /// Workgroups of the pairs pass for so many chunks of a head. Each takes up to 16 in turn, since it asks for the next
     /// one's inputs while it computes, but there are enough of them to even out, and a multiple of those that run at once.
     pub fn pairs_workgroups(&self, chunk_heads: u64) -> u64 {
         let width = self.width.max(1) as u64;
-        let rounds = chunk_heads.div_ceil(8 * width).max(4);
+        let rounds = chunk_heads.div_ceil(16 * width).max(2);
         chunk_heads.min(width * rounds)
     }
 

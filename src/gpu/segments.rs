@@ -17,7 +17,7 @@ const SHORTEST: usize = 8;
 /// Most segments of a piece: bounds the loop of the join.
 pub const MOST: usize = 64;
 /// What joining one segment costs, in chunks of a scan, and what starting one wave of workgroups does.
-const JOIN_COST: f64 = 1.6;
+const JOIN_COST: f64 = 1.2;
 const START_COST: f64 = 8.0;
 
 /// A piece's entry in the table for a scan that leaves state number `to`, from `source` (number `from`).
