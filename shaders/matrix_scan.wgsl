@@ -190,11 +190,28 @@ fn main(
   let own = select(lid / TEAM, subgroup, TEAM_IS_SUBGROUP) * OWN;  // the first of the team's columns
 
   var kept: array<vec4<f32>, 16>;        // S [STATE_ROUNDS][OWN], four channels of a column each
-  for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
-    for (var x = 0u; x < OWN; x++) {  // unrolled
-      let c = column + own + x;
-      for (var i = 0u; i < 4u; i++) {  // unrolled
-        kept[y * OWN + x][i] = state_before(state_source, origin, (member + y * TEAM) * 4u + i, c);
+  if (state_source == SOURCE_INITIAL) {
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      for (var x = 0u; x < OWN; x++) {  // unrolled
+        for (var i = 0u; i < 4u; i++) {  // unrolled
+          kept[y * OWN + x][i] = initial_at(origin, (member + y * TEAM) * 4u + i, column + own + x);
+        }
+      }
+    }
+  } else if (state_source == SOURCE_CARRIED) {
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      for (var x = 0u; x < OWN; x++) {  // unrolled
+        for (var i = 0u; i < 4u; i++) {  // unrolled
+          kept[y * OWN + x][i] = carried_at(origin, (member + y * TEAM) * 4u + i, column + own + x);
+        }
+      }
+    }
+  } else if (state_source == SOURCE_IDENTITY) {
+    for (var y = 0u; y < STATE_ROUNDS; y++) {  // unrolled
+      for (var x = 0u; x < OWN; x++) {  // unrolled
+        for (var i = 0u; i < 4u; i++) {  // unrolled
+          kept[y * OWN + x][i] = identity_at((member + y * TEAM) * 4u + i, column + own + x);
+        }
       }
     }
   }

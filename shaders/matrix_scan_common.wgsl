@@ -19,20 +19,20 @@ const SOURCE_CARRIED = 2u;
 const SOURCE_IDENTITY = 3u;
 const NOWHERE = 0xffffffffu;
 
-// Element (d, c) of the state that a piece starts from.
-fn state_before(source: u32, origin: u32, d: u32, c: u32) -> f32 {
-  var s = 0.0;
-  if (source == SOURCE_IDENTITY) {
-    s = select(0.0, 1.0, d == c && d < K);
-  } else if (d < K && c < V) {
-    let at = (origin * K + d) * V + c;
-    if (source == SOURCE_INITIAL) {
-      s = initial[params.initial_at + at];
-    } else if (source == SOURCE_CARRIED) {
-      s = state[params.state_at + at];
-    }
-  }
-  return s;
+// Element (d, c) of the state that a piece starts from, where that is one of the states in memory. (What is not there is read
+// from the last row or column and dropped, and the branch is the caller's: so loads overlap.)
+fn initial_at(origin: u32, d: u32, c: u32) -> f32 {
+  let s = initial[params.initial_at + (origin * K + min(d, K - 1u)) * V + min(c, V - 1u)];
+  return select(0.0, s, d < K && c < V);
+}
+
+fn carried_at(origin: u32, d: u32, c: u32) -> f32 {
+  let s = state[params.state_at + (origin * K + min(d, K - 1u)) * V + min(c, V - 1u)];
+  return select(0.0, s, d < K && c < V);
+}
+
+fn identity_at(d: u32, c: u32) -> f32 {
+  return select(0.0, 1.0, d == c && d < K);
 }
 
 // The same of the one that it ends with.

@@ -139,10 +139,26 @@ fn main(
   let my_sums = sums_at + lane / QUADS * EACH * SUMS_PITCH + quad;
 
   var kept: array<vec4<f32>, 32>;        // S [OWN_KEYS][EACH]
-  for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
-    let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
-    for (var i = 0u; i < 4u; i++) {  // unrolled
-      kept[y][i] = state_before(state_source, origin, d, c + i);
+  if (state_source == SOURCE_INITIAL) {
+    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+      let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
+      for (var i = 0u; i < 4u; i++) {  // unrolled
+        kept[y][i] = initial_at(origin, d, c + i);
+      }
+    }
+  } else if (state_source == SOURCE_CARRIED) {
+    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+      let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
+      for (var i = 0u; i < 4u; i++) {  // unrolled
+        kept[y][i] = carried_at(origin, d, c + i);
+      }
+    }
+  } else if (state_source == SOURCE_IDENTITY) {
+    for (var y = 0u; y < STATE_ITEMS; y++) {  // unrolled
+      let d = y / EACH * SHARE * EDGE + my_row + y % EACH;
+      for (var i = 0u; i < 4u; i++) {  // unrolled
+        kept[y][i] = identity_at(d, c + i);
+      }
     }
   }
 
