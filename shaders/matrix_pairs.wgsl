@@ -4,7 +4,7 @@
 //   L[r,s] = sum_d b_r[d] a_s[d] D[t(r), t(s)][d]           s < r
 //   A[t,r] = sum_d q_t[d] a_r[d] D[t, t(r)][d]              t(r) <= t
 //
-// with D[t,s] the product of alpha over s+1 .. t; then what matrix_solve.wgsl makes of L and A.
+// with D[t,s] the product of alpha over s+1 .. t; then T, which matrix_solve.wgsl makes of L, and W = T B.
 //
 // Tokens t > s part at the highest bit in which they differ: at that level t has a 1 and s a 0, and D is split at t's block
 // there, D = (product over the block up to t) (product over s+1 .. its start), a factor of the row and one of the column, both
@@ -24,7 +24,7 @@
 @group(0) @binding(13) var<storage, read_write> halves: array<vec4<f16>>;
 
 // The channels go through workgroup memory in slabs, as few as it takes to fit. A thread holds four channels of RUN successive
-// tokens, at most 4.
+// tokens, at most 4, in each of OWN_SLABS of them: all, so that every thread helps to fill each, or one.
 override SLABS: u32 = 1u;
 override OWN_SLABS: u32 = 1u;
 override RUN: u32 = 4u;
@@ -67,7 +67,7 @@ override STARTS_SIZE: u32 = (RUNS + 1u) * KP / 4u;
 // (Over the decays from the start, which are not read any more when there are products.)
 override PRODUCTS_AT: u32 = TOTALS_SIZE;
 override SPACE_SIZE: u32 = max(TOTALS_SIZE + max(STARTS_SIZE, PRODUCTS_SIZE), max(SOLVE_SIZE, W_AT + R * W_PITCH));
-// W, a slab of it, behind the totals of the next chunk where there is room for both (see `APART`), rows one vec4 longer than
+// W, a slab of it, behind the totals of the next chunk where there is room for both (else W_OVER), rows one vec4 longer than
 // what they hold.
 override W_OVER: bool = false;
 override W_AT: u32 = select(TOTALS_SIZE, 0u, W_OVER);
@@ -456,78 +456,78 @@ fn main(
       for (var phase = tile_base; phase <= LEVELS; phase++) {
         let level = phase - 1u;
         for (var outer = 0u; outer < SLAB_GROUPS; outer++) {
-        for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
-          let o = e * RUN;
-          let slab = outer + e * SLAB_GROUPS;
-          let totals_at = slab * RUNS * QUADS + quad;
-          if (phase > tile_base || outer + e > 0u) {
-            workgroupBarrier();
-          }
-          if (working && first_slab == outer) {
-            let row_at = run * RUN * N * PITCH + quad;
-            let query_at = (R + run * RUN) * PITCH + quad;
-            if (phase == tile_base) {
-              // Decay from the middle of a block on, and its inverse before that.
-              let block = (run * RUN) >> tile_base << tile_base;
-              let middle = (block + (1u << tile_base) / 2u) / RUN;
-              var after = space[start_at(slab, run, quad)] / space[start_at(slab, middle, quad)];
-              for (var t = 0u; t < RUN; t++) {  // unrolled
-                let before = after;
-                after *= alpha[o + t];
-                let inverse = 1.0 / after;
-                for (var i = 0u; i < N; i++) {  // unrolled
-                  // A read before the token's own decay sees one factor less.
-                  let decay = select(after, before, UNDECAYED && i == 0u);
-                  rows[row_at + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
-                  columns[row_at + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(inverse);
-                }
-                rows[query_at + t * PITCH] = q[o + t] * vec4<f16>(after);
-              }
-            } else {
-              let runs = (1u << level) / RUN;
-              let start = run / runs * runs;
-              if ((run / runs & 1u) == 1u) {
-                var factor = space[start_at(slab, run, quad)] / space[start_at(slab, start, quad)];
+          for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+            let o = e * RUN;
+            let slab = outer + e * SLAB_GROUPS;
+            let totals_at = slab * RUNS * QUADS + quad;
+            if (phase > tile_base || outer + e > 0u) {
+              workgroupBarrier();
+            }
+            if (working && first_slab == outer) {
+              let row_at = run * RUN * N * PITCH + quad;
+              let query_at = (R + run * RUN) * PITCH + quad;
+              if (phase == tile_base) {
+                // Decay from the middle of a block on, and its inverse before that.
+                let block = (run * RUN) >> tile_base << tile_base;
+                let middle = (block + (1u << tile_base) / 2u) / RUN;
+                var after = space[start_at(slab, run, quad)] / space[start_at(slab, middle, quad)];
                 for (var t = 0u; t < RUN; t++) {  // unrolled
-                  let before = factor;
-                  factor *= alpha[o + t];
+                  let before = after;
+                  after *= alpha[o + t];
+                  let inverse = 1.0 / after;
                   for (var i = 0u; i < N; i++) {  // unrolled
-                    let decay = select(factor, before, UNDECAYED && i == 0u);
+                    // A read before the token's own decay sees one factor less.
+                    let decay = select(after, before, UNDECAYED && i == 0u);
                     rows[row_at + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
+                    columns[row_at + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(inverse);
                   }
-                  rows[query_at + t * PITCH] = q[o + t] * vec4<f16>(factor);
+                  rows[query_at + t * PITCH] = q[o + t] * vec4<f16>(after);
                 }
               } else {
-                var factor = space[start_at(slab, start + runs, quad)] / space[start_at(slab, run + 1u, quad)];
-                for (var back = 0u; back < RUN; back++) {  // unrolled
-                  let t = RUN - 1u - back;
-                  for (var i = 0u; i < N; i++) {  // unrolled
-                    columns[row_at + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(factor);
+                let runs = (1u << level) / RUN;
+                let start = run / runs * runs;
+                if ((run / runs & 1u) == 1u) {
+                  var factor = space[start_at(slab, run, quad)] / space[start_at(slab, start, quad)];
+                  for (var t = 0u; t < RUN; t++) {  // unrolled
+                    let before = factor;
+                    factor *= alpha[o + t];
+                    for (var i = 0u; i < N; i++) {  // unrolled
+                      let decay = select(factor, before, UNDECAYED && i == 0u);
+                      rows[row_at + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
+                    }
+                    rows[query_at + t * PITCH] = q[o + t] * vec4<f16>(factor);
                   }
-                  factor *= alpha[o + t];
+                } else {
+                  var factor = space[start_at(slab, start + runs, quad)] / space[start_at(slab, run + 1u, quad)];
+                  for (var back = 0u; back < RUN; back++) {  // unrolled
+                    let t = RUN - 1u - back;
+                    for (var i = 0u; i < N; i++) {  // unrolled
+                      columns[row_at + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(factor);
+                    }
+                    factor *= alpha[o + t];
+                  }
                 }
               }
             }
-          }
-          workgroupBarrier();
+            workgroupBarrier();
 
-          // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one, and all make
-          // the products of each phase, whose tile may be another's.
-          for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
-            let tile = tiles[i];
-            var sum = MatrixSum();
-            for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
-              let left = coopLoadT<MatrixLeft>(&rows[tile.x * EDGE * PITCH + x * EDGE / 4u], PITCH);
-              let right = coopLoad<MatrixRight>(&columns[tile.y * EDGE * PITCH + x * EDGE / 4u], PITCH);
-              sum = coopMultiplyAdd(left, right, sum);
+            // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one, and all make
+            // the products of each phase, whose tile may be another's.
+            for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
+              let tile = tiles[i];
+              var sum = MatrixSum();
+              for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
+                let left = coopLoadT<MatrixLeft>(&rows[tile.x * EDGE * PITCH + x * EDGE / 4u], PITCH);
+                let right = coopLoad<MatrixRight>(&columns[tile.y * EDGE * PITCH + x * EDGE / 4u], PITCH);
+                sum = coopMultiplyAdd(left, right, sum);
+              }
+              let row_token = select(tile.x * EDGE / N, (tile.x - LOWER_TILES) * EDGE, tile.x >= LOWER_TILES);
+              let column_token = tile.y * EDGE / N;
+              let within = row_token >> tile_base == column_token >> tile_base;
+              let parted = firstLeadingBit(row_token ^ column_token) == level;
+              acc[i] = acc[i] + select(0.0, 1.0, select(parted, within, phase == tile_base)) * sum;
             }
-            let row_token = select(tile.x * EDGE / N, (tile.x - LOWER_TILES) * EDGE, tile.x >= LOWER_TILES);
-            let column_token = tile.y * EDGE / N;
-            let within = row_token >> tile_base == column_token >> tile_base;
-            let parted = firstLeadingBit(row_token ^ column_token) == level;
-            acc[i] = acc[i] + select(0.0, 1.0, select(parted, within, phase == tile_base)) * sum;
           }
-        }
         }
       }
       for (var i = 0u; i < PAIR_ROUNDS; i++) {  // unrolled
@@ -587,123 +587,123 @@ fn main(
           acc[i] = MatrixSum();
         }
         for (var outer = 0u; outer < SLAB_GROUPS; outer++) {
-        for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
-          let o = e * RUN;
-          let slab = outer + e * SLAB_GROUPS;
-          let totals_at = slab * RUNS * QUADS + quad;
-          if (working && first_slab == outer) {
-            if (within) {
-              if ((run * RUN >= HALF) == second) {
-                // Decay from the middle of a block on, and its inverse before that.
-                let block = (run * RUN) >> base << base;
-                let middle = (block + (1u << base) / 2u) / RUN;
-                var after = vec4<f32>(1.0);
-                if (base > RUN_LEVEL) {
-                  after = decay_over(min(run, middle), max(run, middle), totals_at);
-                  if (run < middle) {
+          for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+            let o = e * RUN;
+            let slab = outer + e * SLAB_GROUPS;
+            let totals_at = slab * RUNS * QUADS + quad;
+            if (working && first_slab == outer) {
+              if (within) {
+                if ((run * RUN >= HALF) == second) {
+                  // Decay from the middle of a block on, and its inverse before that.
+                  let block = (run * RUN) >> base << base;
+                  let middle = (block + (1u << base) / 2u) / RUN;
+                  var after = vec4<f32>(1.0);
+                  if (base > RUN_LEVEL) {
+                    after = decay_over(min(run, middle), max(run, middle), totals_at);
+                    if (run < middle) {
+                      after = 1.0 / after;
+                    }
+                  } else if (base == RUN_LEVEL) {
+                    for (var t = 0u; t < RUN; t++) {  // unrolled
+                      if (t < RUN / 2u) {
+                        after *= alpha[o + t];
+                      }
+                    }
                     after = 1.0 / after;
                   }
-                } else if (base == RUN_LEVEL) {
+                  let at = run * RUN % HALF;
                   for (var t = 0u; t < RUN; t++) {  // unrolled
-                    if (t < RUN / 2u) {
-                      after *= alpha[o + t];
+                    var before = after;
+                    if (base < RUN_LEVEL) {
+                      // Blocks of two tokens or one.
+                      before = select(vec4<f32>(1.0), 1.0 / alpha[o + t], base == 1u && t % 2u == 0u);
                     }
+                    after = select(before * alpha[o + t], vec4<f32>(1.0), base == 0u);
+                    let inverse = 1.0 / after;
+                    for (var i = 0u; i < N; i++) {  // unrolled
+                      // A read before the token's own decay sees one factor less.
+                      let decay = select(after, before, UNDECAYED && i == 0u);
+                      rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
+                      columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(inverse);
+                    }
+                    rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[o + t] * vec4<f16>(after);
                   }
-                  after = 1.0 / after;
                 }
-                let at = run * RUN % HALF;
-                for (var t = 0u; t < RUN; t++) {  // unrolled
-                  var before = after;
-                  if (base < RUN_LEVEL) {
-                    // Blocks of two tokens or one.
-                    before = select(vec4<f32>(1.0), 1.0 / alpha[o + t], base == 1u && t % 2u == 0u);
+              } else if (level >= RUN_LEVEL) {
+                // A block is one run or several: all tokens are rows or all are columns.
+                let runs = (1u << level) / RUN;
+                let start = run / runs * runs;
+                let at = (run * RUN) >> (level + 1u) << level | (run * RUN & ones);
+                if ((run / runs & 1u) == 1u) {
+                  var factor = decay_over(start, run, totals_at);
+                  for (var t = 0u; t < RUN; t++) {  // unrolled
+                    let before = factor;
+                    factor *= alpha[o + t];
+                    for (var i = 0u; i < N; i++) {  // unrolled
+                      let decay = select(factor, before, UNDECAYED && i == 0u);
+                      rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
+                    }
+                    rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[o + t] * vec4<f16>(factor);
                   }
-                  after = select(before * alpha[o + t], vec4<f32>(1.0), base == 0u);
-                  let inverse = 1.0 / after;
-                  for (var i = 0u; i < N; i++) {  // unrolled
-                    // A read before the token's own decay sees one factor less.
-                    let decay = select(after, before, UNDECAYED && i == 0u);
-                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
-                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(inverse);
+                } else {
+                  var factor = decay_over(run + 1u, start + runs, totals_at);
+                  for (var back = 0u; back < RUN; back++) {  // unrolled
+                    let t = RUN - 1u - back;
+                    for (var i = 0u; i < N; i++) {  // unrolled
+                      columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(factor);
+                    }
+                    factor *= alpha[o + t];
                   }
-                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[o + t] * vec4<f16>(after);
-                }
-              }
-            } else if (level >= RUN_LEVEL) {
-              // A block is one run or several: all tokens are rows or all are columns.
-              let runs = (1u << level) / RUN;
-              let start = run / runs * runs;
-              let at = (run * RUN) >> (level + 1u) << level | (run * RUN & ones);
-              if ((run / runs & 1u) == 1u) {
-                var factor = decay_over(start, run, totals_at);
-                for (var t = 0u; t < RUN; t++) {  // unrolled
-                  let before = factor;
-                  factor *= alpha[o + t];
-                  for (var i = 0u; i < N; i++) {  // unrolled
-                    let decay = select(factor, before, UNDECAYED && i == 0u);
-                    rows[at * N * PITCH + quad + (t * N + i) * PITCH] = b[(o + t) * N + i] * vec4<f16>(decay);
-                  }
-                  rows[(N * HALF + at) * PITCH + quad + t * PITCH] = q[o + t] * vec4<f16>(factor);
                 }
               } else {
-                var factor = decay_over(run + 1u, start + runs, totals_at);
+                // Several blocks a run.
+                var before = vec4<f32>(1.0);
+                for (var t = 0u; t < RUN; t++) {  // unrolled
+                  if ((t & ones) == 0u) {
+                    before = vec4<f32>(1.0);
+                  }
+                  let factor = before * alpha[o + t];
+                  if (((t >> level) & 1u) == 1u) {
+                    let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
+                    for (var i = 0u; i < N; i++) {  // unrolled
+                      let decay = select(factor, before, UNDECAYED && i == 0u);
+                      rows[(at * N + i) * PITCH + quad] = b[(o + t) * N + i] * vec4<f16>(decay);
+                    }
+                    rows[(N * HALF + at) * PITCH + quad] = q[o + t] * vec4<f16>(factor);
+                  }
+                  before = factor;
+                }
+                var factor = vec4<f32>(1.0);
                 for (var back = 0u; back < RUN; back++) {  // unrolled
                   let t = RUN - 1u - back;
-                  for (var i = 0u; i < N; i++) {  // unrolled
-                    columns[at * N * PITCH + quad + (t * N + i) * PITCH] = a[(o + t) * N + i] * vec4<f16>(factor);
+                  if (((t + 1u) & ones) == 0u) {
+                    factor = vec4<f32>(1.0);
+                  }
+                  if (((t >> level) & 1u) == 0u) {
+                    let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
+                    for (var i = 0u; i < N; i++) {  // unrolled
+                      columns[(at * N + i) * PITCH + quad] = a[(o + t) * N + i] * vec4<f16>(factor);
+                    }
                   }
                   factor *= alpha[o + t];
                 }
               }
-            } else {
-              // Several blocks a run.
-              var before = vec4<f32>(1.0);
-              for (var t = 0u; t < RUN; t++) {  // unrolled
-                if ((t & ones) == 0u) {
-                  before = vec4<f32>(1.0);
-                }
-                let factor = before * alpha[o + t];
-                if (((t >> level) & 1u) == 1u) {
-                  let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
-                  for (var i = 0u; i < N; i++) {  // unrolled
-                    let decay = select(factor, before, UNDECAYED && i == 0u);
-                    rows[(at * N + i) * PITCH + quad] = b[(o + t) * N + i] * vec4<f16>(decay);
-                  }
-                  rows[(N * HALF + at) * PITCH + quad] = q[o + t] * vec4<f16>(factor);
-                }
-                before = factor;
-              }
-              var factor = vec4<f32>(1.0);
-              for (var back = 0u; back < RUN; back++) {  // unrolled
-                let t = RUN - 1u - back;
-                if (((t + 1u) & ones) == 0u) {
-                  factor = vec4<f32>(1.0);
-                }
-                if (((t >> level) & 1u) == 0u) {
-                  let at = (run * RUN + t) >> (level + 1u) << level | (t & ones);
-                  for (var i = 0u; i < N; i++) {  // unrolled
-                    columns[(at * N + i) * PITCH + quad] = a[(o + t) * N + i] * vec4<f16>(factor);
-                  }
-                }
-                factor *= alpha[o + t];
-              }
             }
-          }
-          workgroupBarrier();
-
-          // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
-          for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
-            let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
-            for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
-              let left = coopLoadT<MatrixLeft>(&rows[sum / ACROSS * EDGE * PITCH + x * EDGE / 4u], PITCH);
-              let right = coopLoad<MatrixRight>(&columns[sum % ACROSS * EDGE * PITCH + x * EDGE / 4u], PITCH);
-              acc[i] = coopMultiplyAdd(left, right, acc[i]);
-            }
-          }
-          if (slab + 1u < SLABS) {
             workgroupBarrier();
+
+            // Cooperative calls need the same control flow in all subgroups: those without a tile repeat the last one.
+            for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
+              let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
+              for (var x = 0u; x < SLAB_TILES; x++) {  // unrolled
+                let left = coopLoadT<MatrixLeft>(&rows[sum / ACROSS * EDGE * PITCH + x * EDGE / 4u], PITCH);
+                let right = coopLoad<MatrixRight>(&columns[sum % ACROSS * EDGE * PITCH + x * EDGE / 4u], PITCH);
+                acc[i] = coopMultiplyAdd(left, right, acc[i]);
+              }
+            }
+            if (slab + 1u < SLABS) {
+              workgroupBarrier();
+            }
           }
-        }
         }
         for (var i = 0u; i < PRODUCT_ROUNDS; i++) {  // unrolled
           let sum = min(i * SUBGROUPS + subgroup, SUMS - 1u);
@@ -757,58 +757,58 @@ fn main(
     let small = below_one(power(writes_exponent));
     var w_unit = 1.0;
     for (var outer = 0u; outer < SLAB_GROUPS; outer++) {
-    for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
-      let o = e * RUN;
-      let current = outer + e * SLAB_GROUPS;
-      if (working && first_slab == outer) {
-        for (var t = 0u; t < RUN; t++) {  // unrolled
-          for (var i = 0u; i < N; i++) {  // unrolled
-            columns[((run * RUN + t) * N + i) * PITCH + quad] = decayed[(o + t) * N + i];
-          }
-        }
-      }
-      workgroupBarrier();
-      if (current == 0u) {
-        // |W| is at most R max |T| times the largest read, and |U| times the largest residual: powers of two that take these
-        // below 2^15, where they are not already.
-        let most_t = f32(R) * bitcast<f32>(atomicLoad(&largest[words + 4u]));
-        w_unit = power_within(most_t * power(most - reads_exponent + 1));
-        let unit = power_within(most_t * w_unit * power(bound));
-        if (lid == 0u) {
-          floats[floats_at + UNIT / 4u] = vec4<f32>(unit, power(reads_exponent), power(writes_exponent), power(query_exponent));
-          floats[floats_at + W_UNIT / 4u] = vec4<f32>(w_unit, 0.0, 0.0, 0.0);
-        }
-      }
-      for (var i = 0u; i < W_JOB_ROUNDS; i++) {  // unrolled
-        let job = min(i * SUBGROUPS + subgroup, W_JOBS - 1u);
-        let column = job % SLAB_TILES * EDGE / 4u;
-        for (var y = 0u; y < W_ROWS; y++) {  // unrolled
-          acc[y] = MatrixSum();
-        }
-        for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
-          let right = coopLoadT<MatrixRight>(&columns[x * EDGE * PITCH + column], PITCH);
-          for (var y = 0u; y < W_ROWS; y++) {  // unrolled
-            for (var once = 0u; once < u32(x < (y + 1u) * W_SPLIT); once++) {  // if
-              let row = (y * W_SPLIT + job / SLAB_TILES) * EDGE;
-              let left = coopLoadT<MatrixLeft>(&rows[row * LOWER_PITCH + x * EDGE / 4u], LOWER_PITCH);
-              acc[y] = coopMultiplyAdd(left, right, acc[y]);
+      for (var e = 0u; e < OWN_SLABS; e++) {  // unrolled
+        let o = e * RUN;
+        let current = outer + e * SLAB_GROUPS;
+        if (working && first_slab == outer) {
+          for (var t = 0u; t < RUN; t++) {  // unrolled
+            for (var i = 0u; i < N; i++) {  // unrolled
+              columns[((run * RUN + t) * N + i) * PITCH + quad] = decayed[(o + t) * N + i];
             }
           }
         }
-        for (var y = 0u; y < W_ROWS; y++) {  // unrolled
-          let row = (y * W_SPLIT + job / SLAB_TILES) * EDGE;
-          coopStoreT(acc[y], &space[W_AT + row * W_PITCH + column], W_PITCH);
+        workgroupBarrier();
+        if (current == 0u) {
+          // |W| is at most R max |T| times the largest read, and |U| times the largest residual: powers of two that take these
+          // below 2^15, where they are not already.
+          let most_t = f32(R) * bitcast<f32>(atomicLoad(&largest[words + 4u]));
+          w_unit = power_within(most_t * power(most - reads_exponent + 1));
+          let unit = power_within(most_t * w_unit * power(bound));
+          if (lid == 0u) {
+            floats[floats_at + UNIT / 4u] = vec4<f32>(unit, power(reads_exponent), power(writes_exponent), power(query_exponent));
+            floats[floats_at + W_UNIT / 4u] = vec4<f32>(w_unit, 0.0, 0.0, 0.0);
+          }
+        }
+        for (var i = 0u; i < W_JOB_ROUNDS; i++) {  // unrolled
+          let job = min(i * SUBGROUPS + subgroup, W_JOBS - 1u);
+          let column = job % SLAB_TILES * EDGE / 4u;
+          for (var y = 0u; y < W_ROWS; y++) {  // unrolled
+            acc[y] = MatrixSum();
+          }
+          for (var x = 0u; x < LOWER_TILES; x++) {  // unrolled
+            let right = coopLoadT<MatrixRight>(&columns[x * EDGE * PITCH + column], PITCH);
+            for (var y = 0u; y < W_ROWS; y++) {  // unrolled
+              for (var once = 0u; once < u32(x < (y + 1u) * W_SPLIT); once++) {  // if
+                let row = (y * W_SPLIT + job / SLAB_TILES) * EDGE;
+                let left = coopLoadT<MatrixLeft>(&rows[row * LOWER_PITCH + x * EDGE / 4u], LOWER_PITCH);
+                acc[y] = coopMultiplyAdd(left, right, acc[y]);
+              }
+            }
+          }
+          for (var y = 0u; y < W_ROWS; y++) {  // unrolled
+            let row = (y * W_SPLIT + job / SLAB_TILES) * EDGE;
+            coopStoreT(acc[y], &space[W_AT + row * W_PITCH + column], W_PITCH);
+          }
+        }
+        workgroupBarrier();
+        for (var y = 0u; y < W_VECTOR_ROUNDS; y++) {  // unrolled
+          let i = lid + y * THREADS;
+          if ((y + 1u) * THREADS <= R * QUADS || i < R * QUADS) {
+            let w = space[W_AT + i / QUADS * W_PITCH + i % QUADS];
+            halves[halves_at + i / QUADS * KP / 4u + current * QUADS + i % QUADS] = vec4<f16>(w * (-w_unit * small));
+          }
         }
       }
-      workgroupBarrier();
-      for (var y = 0u; y < W_VECTOR_ROUNDS; y++) {  // unrolled
-        let i = lid + y * THREADS;
-        if ((y + 1u) * THREADS <= R * QUADS || i < R * QUADS) {
-          let w = space[W_AT + i / QUADS * W_PITCH + i % QUADS];
-          halves[halves_at + i / QUADS * KP / 4u + current * QUADS + i % QUADS] = vec4<f16>(w * (-w_unit * small));
-        }
-      }
-    }
     }
     if (lid < 4u) {
       atomicStore(&fitting[lid], 0xffffffffu);

@@ -162,6 +162,21 @@ fn no_shader_asks_for_array_lengths_or_extensions() {
     }
 }
 
+/// NVIDIA's compiler (driver 580) skips such a reduction in a loop where a predicate of its caller happens to be set: no software
+/// driver shows it. Shuffles do the same.
+#[test]
+fn no_matrix_shader_reduces_over_a_subgroup() {
+    for entry in matrix_entries() {
+        let source = entry.source();
+        let code = source.lines().map(|l| l.split("//").next().unwrap_or(l));
+        for line in code {
+            for name in ["subgroupMax", "subgroupMin", "subgroupAdd", "subgroupAnd"] {
+                assert!(!line.contains(name), "{}: {line}", entry.text_name());
+            }
+        }
+    }
+}
+
 #[test]
 fn every_shader_translates_to_spirv() {
     each(|entry, module, info| {
