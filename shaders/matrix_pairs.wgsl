@@ -89,7 +89,8 @@ var<workgroup> space: array<vec4<f32>, SPACE_SIZE>;
 var<workgroup> gate: array<f32, GATE_COUNT>;          // [token][sub-step]
 // Bits of the largest read, write, query and gate of a chunk and of its T, eight words each for this chunk and the next.
 var<workgroup> largest: array<atomic<u32>, 16>;
-// Bit b: decays over half of a block of b levels are above the bound; of blocks of whole tiles, and of smaller ones.
+// Bit b: decays over half of a block of b levels are above the bound; of blocks of whole tiles, and of smaller ones (and two words
+// that keep what follows aligned).
 var<workgroup> fitting: array<atomic<u32>, 4>;
 
 // Row and column of tile number `number` of L over A.
@@ -390,7 +391,7 @@ fn main(
       atomicStore(&largest[(words ^ 8u) + lid], 0u);
     }
 
-    // (Some of this may be the time until that is known.)
+    // (Some of this may be the time until all know which blocks fit.)
     {
       let h = params.first_head + next % params.head_count;
       own_gate = gate_at(tokens.x + min(gate_number / N, tokens.y - 1u), gate_number % N, h);

@@ -15,7 +15,7 @@
 
 // A row each, at least K.
 override THREADS: u32 = 128u;
-// M is read so many columns at a time, those of the next time while these are used; the first, and N, before the state is known.
+// (What loops that are written out have as a number.) M is read so many columns at a time, those of the next time while these are used; the first, and N, before the state is known.
 const AHEAD = 32u;
 override SPAN: u32 = (K + AHEAD - 1u) / AHEAD * AHEAD;
 

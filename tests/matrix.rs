@@ -183,8 +183,6 @@ fn the_hard_case() {
     }
 }
 
-/// Contents and states of any size neither overflow nor vanish in float16 operands: outputs and states are linear
-/// in them, and powers of two change no bit.
 /// Where workgroup memory is small, a chunk's operands pass through it in parts; where there is work for many workgroups of
 /// the scan, each has 64 columns.
 #[test]
@@ -195,6 +193,7 @@ fn operands_in_parts_and_columns_of_all_kinds() {
         .expect("an adapter");
     let units = MatrixUnits::of(&found).expect("matrix units");
     let (mut parts, mut columns, mut apart) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut together, mut own_slabs, mut w_over) = (Vec::new(), Vec::new(), Vec::new());
     for (key_dim, value_dim) in [(64, 64), (48, 40), (128, 36), (32, 32)] {
         let limited = |memory: u32| wgpu::Limits {
             max_compute_workgroup_storage_size: memory,
@@ -218,6 +217,11 @@ fn operands_in_parts_and_columns_of_all_kinds() {
                 parts.extend(matrix.parts);
                 columns.push(matrix.columns);
                 apart.push(matrix.apart);
+                w_over.push(matrix.w_over);
+                own_slabs.push(matrix.own_slabs);
+                if !matrix.wide {
+                    together.push(matrix.together);
+                }
 
                 let what = format!("{rule}, K {key_dim}, {memory} bytes, {matrix:?}");
                 let host = device::Host::with_matrix_units(&found, limits.clone());
@@ -267,7 +271,11 @@ fn operands_in_parts_and_columns_of_all_kinds() {
         }
     }
     assert!(parts.iter().any(|&n| n > 1), "no operand in parts");
-    assert!(apart.contains(&true) && apart.contains(&false), "{apart:?}");
+    for either in [apart, w_over] {
+        assert!(either.contains(&true) && either.contains(&false));
+    }
+    assert!([1, 2].iter().all(|n| own_slabs.contains(n)));
+    assert!([0, 1, 2].iter().all(|n| together.contains(n)));
     assert!([16, 64].iter().all(|n| columns.contains(n)), "{columns:?}");
 }
 
@@ -301,6 +309,8 @@ fn decays_of_every_strength() {
     }
 }
 
+/// Contents and states of any size neither overflow nor vanish in float16 operands: outputs and states are linear
+/// in them, and powers of two change no bit.
 #[test]
 #[ignore = "needs matrix units"]
 fn no_size_of_contents_or_states_overflows_or_vanishes() {

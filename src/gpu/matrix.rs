@@ -75,9 +75,9 @@ pub struct MatrixShape {
     pub run: usize,
     slabs: usize,
     /// How many of the slabs a thread has channels of.
-    own_slabs: usize,
+    pub own_slabs: usize,
     /// Whether `W` lies over the totals of the next chunk, a barrier more.
-    w_over: bool,
+    pub w_over: bool,
     /// Whether the pairs pass has room for one of `L` and `A` at a time.
     pub apart: bool,
     /// Workgroups that the device runs in about the time of one.
